@@ -184,10 +184,10 @@ MUTANTS = (
         (f"{INTEGRATION}no_answer.py",),
     ),
     Mutant(
-        "~ is not the home behind an equals sign",
-        "kv_cache/cli/__init__.py",
-        'if equals and flag.startswith("--") and value.startswith("~"):',
-        'if equals and flag.startswith("--") and value == "~":',
+        "~ is not the home",
+        "kv_cache/config/schema.py",
+        "return _at_home(value, at) if rule.is_path else value",
+        "return value",
         (f"{INTEGRATION}given_paths.py",),
     ),
     Mutant(

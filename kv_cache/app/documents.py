@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.load import read_yaml
 from kv_cache.config.profile import profile_of
+from kv_cache.config.yaml_files import read_yaml
 from kv_cache.files.reading import RESULT_FILE, SECTION, read_document
 
 _YAML = (".yaml", ".yml")

@@ -161,6 +161,7 @@ def _with_fixed(options: RankOptions, cache: str, invocation: Invocation) -> Inv
         invocation,
         config_path=None if path is None or _is_absent_default(path) else path,
         overrides={**invocation.overrides, **fixed},
+        environment={k: v for k, v in invocation.environment.items() if k not in fixed},
     )
 
 

@@ -26,6 +26,7 @@ from kv_cache.config.build import (
 )
 from kv_cache.config.machine import read_machine
 from kv_cache.config.root import Config
+from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.sections import FILES_BESIDE, OutputConfig
 from kv_cache.config.shared import beyond_all_tiers, check_chunks, ingestion_notes
 from kv_cache.config.storage_targets import Place, storage_places
@@ -167,7 +168,7 @@ def warnings_of(
     config: Config, load: Load, trace: Trace | None, found: Survey | None
 ) -> tuple[str, ...]:
     return (
-        *config.warnings(),
+        *config_warnings(config),
         *_joined(trace),
         *_without_use(config, trace, found),
         *(doubts(trace, found) if trace and found else ()),

@@ -43,7 +43,7 @@ from kv_cache.view.parts import View
 class SimOptions:
     """The scenario, its scale and changes, and the files."""
 
-    scenario: str | None = opt(None, "A file, or a shipped one", flag="SCENARIO")
+    scenario: str | None = opt(None, "A file, or a shipped one", flag="SCENARIO", metavar="PATH")
     list_all: bool = opt(False, "Show the shipped scenarios and what they ask", flag="--list")
     show: bool = opt(
         False, "Show every option of SCENARIO (or of none: the defaults) with its unit and bounds, "

@@ -37,10 +37,11 @@ from kv_cache.bench.path_checks import check_name
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.storage_room import check_places
 from kv_cache.bench.tier_sizes import size_tiers
-from kv_cache.config.grid import Cell, Grid, read_grid, told
-from kv_cache.config.load import Invocation, read_yaml
+from kv_cache.config.grid import Cell, Grid, cell_title, read_grid
+from kv_cache.config.load import Invocation
 from kv_cache.config.root import Config
 from kv_cache.config.schema import opt, print_config, show
+from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.exits import Exit
 from kv_cache.core.seed import fresh_seed
@@ -124,7 +125,7 @@ class Run:
     directory: Path
 
     def __str__(self) -> str:
-        return f"{told(self.cell)}, run {self.trial}"
+        return f"{cell_title(self.cell)}, run {self.trial}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ def _check_cells(plan: Plan, firsts: Sequence[Run], progress: Progress) -> bool:
                 elif not config.run.virtual_time:
                     check_places(size_tiers(config)[0])
             except UsageError as error:
-                raise UsageError(f"{plan.grid.source}, {told(run.cell)}: {error}") from None
+                raise UsageError(f"{plan.grid.source}, {cell_title(run.cell)}: {error}") from None
             if workload is not None:
                 seen.add(workload)
     return real
@@ -273,7 +274,7 @@ def _require_same(before: Mapping[str, Any], grid: Grid, place: Path) -> None:
             f"{before['program_version']}, and this is {kv_cache.__version__}; finish it with "
             "that, or name a new directory"
         )
-    plain_grid = orjson.loads(orjson.dumps(grid.given))
+    plain_grid = orjson.loads(orjson.dumps(grid.tree))
     changed = _difference(before["grid"], plain_grid)
     if changed is not None:
         name, was, now = changed
@@ -527,7 +528,7 @@ class _Sweep:
             for cell in plan.cells
         ]
         return sweep_document(
-            plan.grid.given, cells, source=plan.grid.source, paths=plan.grid.paths, seed=plan.seed,
+            plan.grid.tree, cells, source=plan.grid.source, paths=plan.grid.paths, seed=plan.seed,
             repeat=plan.grid.repeat, digest=self._digest.hexdigest(), workers=self._pool.workers,
             interrupted=self._caught.name, notes=self._notes,
         )  # fmt: skip

@@ -61,7 +61,7 @@ class TracePlotOptions(SourceOptions):
 class TraceConvertOptions:
     """What is converted, and where the trace goes."""
 
-    path: str | None = opt(None, "Trace to convert", flag="PATH")
+    path: str | None = opt(None, "Trace to convert", flag="PATH", metavar="PATH")
     output: str = opt(
         "-", "File for the trace", flag="--output", short="-o", metavar="PATH", required=True
     )
@@ -72,7 +72,7 @@ class TraceConvertOptions:
 class TraceFitOptions:
     """What users are fitted to, how, and where their configuration goes."""
 
-    path: str | None = opt(None, "Trace to fit to", flag="PATH")
+    path: str | None = opt(None, "Trace to fit to", flag="PATH", metavar="PATH")
     requests: int | None = opt(
         None, "The first N requests; if not given, all", low=1, flag="--requests", metavar="N"
     )

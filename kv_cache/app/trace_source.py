@@ -11,6 +11,7 @@ from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.config.build import Load, build_load
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import Config
+from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.schema import opt
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.model import ModelShape
@@ -35,7 +36,7 @@ MOST_USERS_REQUESTS = 10_000_000
 class SourceOptions:
     """Which trace or users, and how much of it."""
 
-    path: str | None = opt(None, "Trace to look at", flag="PATH")
+    path: str | None = opt(None, "Trace to look at", flag="PATH", metavar="PATH")
     users: bool = opt(False, "Synthetic users, not a trace", flag="--users")
     requests: int | None = opt(
         None, f"The first N requests; if not given, all, or {USERS_REQUESTS} of synthetic users",
@@ -147,7 +148,7 @@ def source_of(options: SourceOptions, invocation: Invocation) -> TraceSource:
         overrides["workload.trace"] = options.path
     config = replace(invocation, overrides=overrides).config()
     _require_one_kind(options, config)
-    for warning in config.warnings():
+    for warning in config_warnings(config):
         log.warning(warning)
     requests = _limit(options, config)
     run = replace(

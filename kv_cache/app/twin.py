@@ -39,7 +39,9 @@ _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # as our buffers hav
 class TwinOptions:
     """Whose twin runs, where, and how long."""
 
-    result: str = opt("-", "Result file, or a run's directory", flag="RESULT", required=True)
+    result: str = opt(
+        "-", "Result file, or a run's directory", flag="RESULT", metavar="PATH", required=True
+    )
     dir: tuple[str, ...] = opt(
         (), "Directory on the device to be measured; may be repeated for several drives; if not "
         "given, the cache directory of the run, or what it was in", flag="--dir", metavar="DIR",

@@ -46,20 +46,8 @@ _ON_DEVICES = frozenset({"run", "capacity", "precondition", "probe", "calibrate"
 _NOT_ON_DEVICES = frozenset({"-h", "--help", "--help-all", "--version", "--virtual-time"})
 
 
-def at_home(word: str) -> str:
-    """A word of the command line with its `~` replaced, behind a `=` too (`--output=~/x`), where
-    shells leave it. A name that is no user's stays."""
-    if word.startswith("~"):
-        return os.path.expanduser(word)
-    flag, equals, value = word.partition("=")
-    if equals and flag.startswith("--") and value.startswith("~"):
-        return f"{flag}={os.path.expanduser(value)}"
-    return word
-
-
 def main(argv: Sequence[str]) -> int:
     """The exit code: 0 finished, 1 broken, 2 bad input, 130 and 143 interrupted."""
-    argv = [at_home(word) for word in argv]
     try:
         if argv and not argv[0].startswith("-"):
             return _called(argv[0], argv[1:])

@@ -8,7 +8,7 @@ takes them (`app/`). The order of precedence is: default, environment, `--set`, 
 import argparse
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -19,10 +19,13 @@ from kv_cache.cli.flags import (
     add_option,
     add_run_flags,
     add_set,
+    begin_logging,
     from_environment,
     invocation_of,
+    log_environment,
     set_values,
     unknown,
+    variable_of,
 )
 from kv_cache.config.load import Invocation
 from kv_cache.config.schema import Option, describe, overlay
@@ -52,7 +55,11 @@ class Command(Generic[T]):
 
     def parse(self, argv: Sequence[str]) -> T:
         """Return the command's options. Raises ConfigError; help prints and raises SystemExit."""
-        return self._read(self._flags(argv))
+        options, environment = self._read(self._flags(argv))
+        if environment:
+            begin_logging()
+            log_environment(environment.values())
+        return options
 
     def parse_with_run(self, argv: Sequence[str]) -> tuple[T, Invocation]:
         """Return the command's options, and what is said of the run. Raises ConfigError."""
@@ -63,12 +70,19 @@ class Command(Generic[T]):
         of_run["--set"] = [word for word in keys if word.partition("=")[0] not in self._known]
         of_command = {name: value for name, value in flags.items() if name in ours}
         of_command["--set"] = [word for word in keys if word.partition("=")[0] in self._known]
-        return self._read(of_command), invocation_of(of_run)
+        options, environment = self._read(of_command)
+        invocation = invocation_of(of_run)
+        return options, replace(invocation, environment={**environment, **invocation.environment})
 
     @property
     def _has_own_set(self) -> bool:
         """Whether `--set` means something else to this command than its options by their keys."""
         return any(option.flag == "--set" for option in self._known.values())
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The environment variables of the options."""
+        return frozenset(variable_of(path, self.name) for path in self._known)
 
     @cached_property
     def _known(self) -> Mapping[str, Option]:
@@ -81,19 +95,22 @@ class Command(Generic[T]):
             raise unknown(extras, parser)
         return vars(values)
 
-    def _read(self, flags: Mapping[str, Any]) -> T:
+    def _read(self, flags: Mapping[str, Any]) -> tuple[T, Mapping[str, str]]:
+        """Return the options, and the environment variables that set some of them, by path."""
         by_flag = {flags_name(option): option.path for option in self._known.values()}
         words = {by_flag[name]: value for name, value in flags.items() if name in by_flag}
-        section = self.name.replace("-", "_")
-        values = {
-            **from_environment(self._known, section),
+        environment = from_environment(self._known, self.name)
+        over = {
             **set_values(() if self._has_own_set else flags.get("--set", ()), self._known),
             **{path: _joined(value) for path, value in words.items()},
         }
+        values = {**environment.values, **over}
         for path, option in self._known.items():
             if option.rule.required and values.get(path) in (None, ()):
                 raise ConfigError(f"{self.name}: {option.flag} is missing; see {self.name} --help")
-        return overlay(self.options(), {k: v for k, v in values.items() if v is not None})
+        options = overlay(self.options(), {k: v for k, v in values.items() if v is not None})
+        variables = {k: v for k, v in environment.variables.items() if k not in over}
+        return options, variables
 
     def parser(self) -> argparse.ArgumentParser:
         """Return the parser of the command line."""

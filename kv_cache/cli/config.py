@@ -16,7 +16,7 @@ class ConfigOptions:
 
     file: str | None = opt(
         None, "File, or a shipped configuration such as quick; if not given, the defaults",
-        flag="FILE",
+        flag="FILE", metavar="PATH",
     )  # fmt: skip
 
 

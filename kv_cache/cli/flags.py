@@ -7,19 +7,25 @@ Nothing is printed but `--help`; bad input is a `ConfigError`.
 """
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
+from kv_cache.cli import COMMANDS as COMMAND_MODULES
 from kv_cache.cli.help import COMMANDS, FIRST_PAGE, USAGE, VERSION
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
+
+log = logging.getLogger("kv_cache")
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -77,7 +83,9 @@ examples:
   %(prog)s --gpu-mem-gb 0 --cpu-mem-gb 0 --generation-mode none --duration 300 \\
       --num-users 200 --max-concurrent-allocs 16 --cache-dir /mnt/nvme/kv --seed 42
   %(prog)s --semantics serving --trace datasets/<name> --cache-dir /mnt/nvme/kv
-A flag overrides the configuration file. Sizes named gb are GiB (2^30 bytes), as in the reference.
+A flag overrides --set KEY=VALUE, which overrides environment variables (KV_CACHE_RUN__NUM_USERS is
+run.num_users), which override the configuration file. Sizes named gb are GiB (2^30 bytes), as in
+the reference; numbers of bytes and times may have a unit, as 10GB or 5m.
 Flags may be shortened as long as they stay unambiguous."""
 
 _CPCS_PREFIXES = ("--cpcs-", "--spdk-", "--direct-probe-")
@@ -102,13 +110,21 @@ def parse(argv: Sequence[str]) -> Invocation:
 def invocation_of(flags: Mapping[str, Any]) -> Invocation:
     """Return what flags of `run` ask for: those of the environment lie below `--set`, and these
     below the other flags. Raises ConfigError."""
-    overrides = {**from_environment(options(), ""), **_set(flags), **_overrides(flags)}
+    environment = from_environment(options())
+    by_key = set_values(flags.get("--set", ()), options())
+    by_flag = _overrides(flags)
+    overrides = {**environment.values, **by_key, **by_flag}
     return Invocation(
         config_path=flags.get("--config"),
         overrides=overrides,
         log_level=flags.get("--log-level", "INFO"),
         given=frozenset(flags),
         dry_run="--dry-run" in flags,
+        environment={
+            path: name
+            for path, name in environment.variables.items()
+            if path not in by_key and path not in by_flag
+        },
     )
 
 
@@ -390,55 +406,106 @@ def _no_flag(flag: str, known: Iterable[str]) -> ConfigError:
 # --- keys and the environment ----------------------------------------------------------------
 
 ENVIRONMENT = "KV_CACHE_"
+"""What our variables begin with. Those of options have two underscores in the place of each dot;
+others, as KV_CACHE_RANK, are not options."""
 
 
-def variable_of(option: Option, section: str = "") -> str:
+def variable_of(path: str, command: str = "") -> str:
     """Return the environment variable of an option: KV_CACHE_RUN__NUM_USERS is run.num_users,
-    KV_CACHE_PROBE__SECONDS is --seconds of `probe` (`section`)."""
-    path = f"{section}.{option.path}" if section else option.path
-    return ENVIRONMENT + path.upper().replace(" ", "_").replace(".", "__")
+    KV_CACHE_PROBE__SECONDS is --seconds of the command `probe`."""
+    section = command.replace("-", "_").replace(" ", "_")
+    return ENVIRONMENT + f"{section}.{path}".lstrip(".").upper().replace(".", "__")
 
 
-def from_environment(known: Mapping[str, Option], section: str) -> dict[str, Any]:
-    """Return the values that environment variables give to options, by path. Raises ConfigError
-    for a variable that begins as one of these and is none, nor an option of `run`."""
-    variables = variables_of(known, section)
-    return {path: read_text(known[path], text, name) for name, (path, text) in variables.items()}
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What environment variables set: values by the option's path, and variables by that too."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def variables_of(known: Mapping[str, Option], section: str) -> dict[str, tuple[str, str]]:
-    """Return the environment variables that set options: of each the option's path, and the text.
-    Raises ConfigError as `from_environment`."""
-    by_name = {variable_of(option, section): option.path for option in known.values()}
-    heads = {name.split("__")[0] for name in by_name if "__" in name}
-    of_run = {variable_of(option) for option in options().values()} - by_name.keys()
+def from_environment(known: Mapping[str, Option], command: str = "") -> Environment:
+    """Return what environment variables set. Raises ConfigError as `variables_of`."""
+    variables = variables_of(known, command)
+    return Environment(
+        {path: read_text(known[path], text, name) for name, (path, text) in variables.items()},
+        {path: name for name, (path, _) in variables.items()},
+    )
+
+
+def variables_of(known: Mapping[str, Option], command: str = "") -> dict[str, tuple[str, str]]:
+    """Return the environment variables that set options, of the configuration or of a `command`:
+    of each the option's path, and the text. Raises ConfigError for a variable of the same sections
+    that is not an option, and for one whose section does not exist."""
+    named = {variable_of(path, command): path for path in known}
+    by_name = {name: path for name, path in named.items() if "__" in name}
+    heads = {_head(name) for name in by_name}
     variables = {}
-    for name, text in os.environ.items():
-        if name in of_run or "__" not in name or name.split("__")[0] not in heads:
-            continue
-        if name not in by_name:
-            raise ConfigError(
-                f"the environment variable {name} is no option's.{did_you_mean(name, by_name)}"
-            )
-        variables[name] = by_name[name], text
+    for name, text in sorted(os.environ.items()):
+        if name in by_name:
+            variables[name] = by_name[name], text
+        elif _head(name) and (_head(name) in heads or not _is_a_section(_head(name))):
+            _refuse_unknown(name, by_name)
     return variables
+
+
+def _head(variable: str) -> str:
+    """Return the section that a variable names; empty if it is not of our form."""
+    head, dots, _ = variable.removeprefix(ENVIRONMENT).partition("__")
+    return head if dots and variable.startswith(ENVIRONMENT) else ""
+
+
+def _is_a_section(head: str) -> bool:
+    """Whether a variable may be of the configuration, or of some command."""
+    if any(_head(variable_of(path)) == head for path in options()):
+        return True
+    return any(f"{head}_".startswith(f"{_command_head(name)}_") for name in COMMAND_MODULES)
+
+
+def _command_head(command: str) -> str:
+    return _head(variable_of("x", command))
+
+
+def _refuse_unknown(name: str, known: Iterable[str]) -> None:
+    """Raise ConfigError for a variable, if it is not one of a command or section of the same name:
+    `sim` and `precondition` are both."""
+    if name in {variable_of(path) for path in options()}:
+        return
+    for command, module in COMMAND_MODULES.items():
+        if _command_head(command) == _head(name):
+            about = getattr(import_module(f"kv_cache.cli.{module}"), "COMMAND", None)
+            if about is not None and name in about.variables:
+                return
+    raise ConfigError(
+        f"the environment variable {name} is not an option's.{did_you_mean(name, known)}"
+    )
+
+
+def log_environment(variables: Iterable[str]) -> None:
+    """Log which variables set options, so that none changes a measurement unseen."""
+    for name in variables:
+        log.info("from the environment: %s=%s", name, os.environ.get(name, ""))
+
+
+def begin_logging(level: str = "INFO") -> None:
+    """Log to stderr."""
+    logging.basicConfig(level=level, format="%(levelname)s %(message)s", stream=sys.stderr)
 
 
 def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
     """Return the values of `KEY=VALUE` words by path. Raises ConfigError."""
-    values = {}
+    values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
             raise ConfigError(f"--set {word} has no =; write --set KEY=VALUE")
         if key not in known:
             raise ConfigError(f"--set {key} is not a known option.{did_you_mean(key, known)}")
+        if key in values:
+            raise ConfigError(f"--set {key} is given twice; keep one of them")
         values[key] = read_text(known[key], text, f"--set {key}")
     return values
-
-
-def _set(flags: Mapping[str, Any]) -> dict[str, Any]:
-    return set_values(flags.get("--set", ()), options())
 
 
 # --- meaning -------------------------------------------------------------------------------

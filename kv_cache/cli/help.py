@@ -47,8 +47,9 @@ the ten options that matter most:
 
 {COMMANDS}
 
-Sizes named gb are GiB (2^30 bytes), as in the reference. Flags may be shortened as long as they
-stay unambiguous. What a number means: docs/metrics.md; exit codes: docs/reference/exit-codes.md.
+Sizes named gb are GiB (2^30 bytes), as in the reference; 10GB and 5m are read as they say. Flags
+may be shortened as long as they stay unambiguous. What a number means: docs/metrics.md; exit codes:
+docs/reference/exit-codes.md; --set, environment variables: docs/reference/options-grammar.md.
 """
 
 VERSION = f"kv-cache {__version__}\n"

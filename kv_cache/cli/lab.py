@@ -8,9 +8,9 @@ from kv_cache.app.trace_source import TraceSource
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.bench.progress import SILENT
 from kv_cache.cli.command import Command
+from kv_cache.cli.flags import begin_logging, log_environment
 from kv_cache.cli.printing import print_json, print_study
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin_logging
 from kv_cache.core.exits import Exit
 from kv_cache.lab.patterns import PATTERNS
 from kv_cache.view.terminal import terminal
@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     """Compare policies; the exit code. UsageError is the caller's to print."""
     options, invocation = COMMAND.parse_with_run(argv)
     begin_logging(invocation.log_level)
+    log_environment(invocation.environment.values())
     source = configured(options, invocation)
     if invocation.dry_run:
         print(terminal(planned_lab(options, source)))

@@ -38,7 +38,9 @@ kv-cache.py mlperf COMMAND --help shows more. How to: docs/how-to/submit-to-mlpe
 class CheckOptions:
     """The tree that is checked."""
 
-    tree: str = opt("-", "Results directory, or one sequence in it", flag="TREE", required=True)
+    tree: str = opt(
+        "-", "Results directory, or one sequence in it", flag="TREE", metavar="DIR", required=True
+    )
     json: bool = opt(False, "Print the findings as JSON", flag="--json")
 
 
@@ -46,7 +48,9 @@ class CheckOptions:
 class SummarizeOptions:
     """The tree that is summarized, and the form."""
 
-    tree: str = opt("-", "Results directory, or one sequence in it", flag="TREE", required=True)
+    tree: str = opt(
+        "-", "Results directory, or one sequence in it", flag="TREE", metavar="DIR", required=True
+    )
     json: bool = opt(False, "Print all numbers as JSON", flag="--json")
     markdown: bool = opt(False, "Print a table for pasting", flag="--markdown")
 

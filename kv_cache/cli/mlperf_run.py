@@ -9,10 +9,9 @@ from kv_cache.app.mlperf_rank import CHECKOUT, PROGRAM
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli import wrapper
 from kv_cache.cli.command import Command
-from kv_cache.cli.flags import parse, variables_of
+from kv_cache.cli.flags import begin_logging, parse, variables_of
 from kv_cache.cli.printing import print_plain, print_planned
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin_logging
 from kv_cache.config.root import options as run_options
 from kv_cache.core.exits import Exit
 from kv_cache.mlperf.manifest import FINISHED

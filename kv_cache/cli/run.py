@@ -14,7 +14,7 @@ from kv_cache.app.prepare import Start, output_of, prepare
 from kv_cache.app.run import run
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.bench.probes.foreign import count_as_ours
-from kv_cache.cli.flags import parse
+from kv_cache.cli.flags import begin_logging, log_environment, parse
 from kv_cache.cli.printing import print_json, print_result, summary
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.cli.supervisor import supervisor, tell
@@ -24,7 +24,7 @@ from kv_cache.core.errors import UsageError
 from kv_cache.core.exits import Exit
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.crew.coordinator import Coordinator
-from kv_cache.crew.launched import rank_of
+from kv_cache.crew.launched import COORDINATOR, rank_of
 from kv_cache.crew.per_rank import alone_note, apart, own_file, together_note
 from kv_cache.crew.seat import Refused, Seat
 from kv_cache.files.result import Result
@@ -73,6 +73,8 @@ def begin(invocation: Invocation) -> tuple[str, ...]:
     """Begin to log, and tell the process that supervises this one how long a device may be silent.
     Return what to warn of. Raises ConfigError."""
     begin_logging(invocation.log_level)
+    if COORDINATOR not in os.environ and not rank_of(os.environ).rank:  # one rank says it for all
+        log_environment(invocation.environment.values())
     tell(still_s=2 * invocation.config().run.answer_s)
     if (parent := supervisor()) is not None:
         count_as_ours(parent)
@@ -91,11 +93,6 @@ def dry_run(
     job = prepare(config, notes=notes, name=name, progress=progress)
     print(terminal(planned_view(job, then=then)))
     return Exit.DONE
-
-
-def begin_logging(level: str = "INFO") -> None:
-    """Log to stderr."""
-    logging.basicConfig(level=level, format="%(levelname)s %(message)s", stream=sys.stderr)
 
 
 def measure(config: Config, start: Start, notes: Sequence[str] = ()) -> int:

@@ -1,5 +1,6 @@
 """`kv-cache.py sweep GRID.yaml --results-dir D`: a whole run for each cell of a grid."""
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -9,12 +10,15 @@ from kv_cache.app.sweep_document import sweep_text
 from kv_cache.app.sweep_runs import Pooling, local_pool, mpi_ranks
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.command import Command
+from kv_cache.cli.flags import begin_logging, from_environment
 from kv_cache.cli.printing import print_unwritten
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin_logging
+from kv_cache.config.root import options as run_options
 from kv_cache.core.errors import UsageError
 from kv_cache.core.exits import Exit
 from kv_cache.crew.launched import rank_of
+
+log = logging.getLogger("kv_cache")
 
 COMMAND = Command(
     name="sweep",
@@ -65,6 +69,8 @@ def main(argv: Sequence[str]) -> int:
 def _sweep(argv: Sequence[str], pool: Pooling) -> int:
     options = COMMAND.parse(argv)
     begin_logging()
+    for name in from_environment(run_options()).variables.values():
+        log.warning("%s is not read by a sweep: write its option into the grid's base", name)
     progress = TerminalProgress()
     if options.dry_run:
         plan = planned(options, progress=progress)

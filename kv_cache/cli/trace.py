@@ -14,9 +14,9 @@ from kv_cache.app.trace import (
 )
 from kv_cache.app.trace_source import SourceOptions, TraceSource, source_of
 from kv_cache.cli.command import Command, dispatch
+from kv_cache.cli.flags import begin_logging, log_environment
 from kv_cache.cli.printing import print_json
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin_logging
 from kv_cache.config.load import Invocation
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.exits import Exit
@@ -118,6 +118,7 @@ def _fit(argv: Sequence[str]) -> int:
 
 def _source(options: SourceOptions, invocation: Invocation) -> tuple[TraceSource, TerminalProgress]:
     begin_logging(invocation.log_level)
+    log_environment(invocation.environment.values())
     if invocation.dry_run:
         raise ConfigError("--dry-run is for commands that measure or simulate; leave it out")
     source = source_of(options, invocation)

@@ -14,7 +14,6 @@ from kv_cache.app.mlperf_rank import (
     rank_start,
 )
 from kv_cache.bench.interrupts import interrupts
-from kv_cache.cli import at_home
 from kv_cache.cli.command import Command
 from kv_cache.cli.run import loaded, measure
 from kv_cache.core.errors import NoAnswerError, UsageError
@@ -42,7 +41,7 @@ COMMAND = Command(
 def main(argv: Sequence[str]) -> int:
     """Run one rank; the exit code is that of `run`."""
     try:
-        return _delayed(read([at_home(word) for word in argv]), rank_of(os.environ))
+        return _delayed(read(argv), rank_of(os.environ))
     except UsageError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return Exit.REFUSED

@@ -1,6 +1,5 @@
 """What admission policies go by, wherever one is chosen: a run's tiers, a cluster's places."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kv_cache.config.schema import opt
@@ -20,19 +19,21 @@ class AdmissionConfig:
 
     admission: str = opt("always", TAKES, choices=ADMISSION)
     admission_max_mib: float = opt(
-        16.0, "With size: the largest object that is admitted", unit="MiB", above=0, high=2**30
-    )
+        16.0, "With size: the largest object that is admitted", unit="MiB", above=0, high=2**30,
+        read_when=".admission=size",
+    )  # fmt: skip
     admission_max_depth: int = opt(
         64, "With depth: blocks from the beginning of a sequence that are admitted", unit="blocks",
-        low=1, high=10**9,
+        low=1, high=10**9, read_when=".admission=depth",
     )  # fmt: skip
     admission_memory: int = opt(
-        65_536, "With second-hit and frequency: contents that a tier remembers", low=16,
-        high=2**26,
+        65_536, "With second-hit and frequency: contents that a tier remembers", low=16, high=2**26,
+        read_when=".admission=second-hit|frequency",
     )  # fmt: skip
     admission_floor: int = opt(
-        1, "With frequency: uses that are enough where nothing has to leave", low=1, high=15
-    )
+        1, "With frequency: uses that are enough where nothing has to leave", low=1, high=15,
+        read_when=".admission=frequency",
+    )  # fmt: skip
 
     def admission_rules(self) -> AdmissionRules:
         return AdmissionRules(
@@ -41,12 +42,3 @@ class AdmissionConfig:
             memory=self.admission_memory,
             floor=self.admission_floor,
         )
-
-
-READ_WITH: Mapping[str, tuple[str, ...]] = {
-    "admission_max_mib": ("size",),
-    "admission_max_depth": ("depth",),
-    "admission_memory": ("second-hit", "frequency"),
-    "admission_floor": ("frequency",),
-}
-"""The policies that read a number."""

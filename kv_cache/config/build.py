@@ -10,8 +10,8 @@ from kv_cache.config.lengths import build_lengths
 from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
 from kv_cache.config.policies import build_admission, build_ahead
 from kv_cache.config.root import Config
-from kv_cache.config.sections import WorkloadConfig
 from kv_cache.config.shared import build_prompts, build_retriever
+from kv_cache.config.workload_sections import WorkloadConfig
 from kv_cache.core.block import Block
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Qos, RunMode, Tier

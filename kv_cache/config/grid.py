@@ -5,24 +5,35 @@ with each, options that change together, and cells that are left out. Everything
 here as far as it can be without looking at a machine; nothing is run and nothing is written.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.load import load_config, read_yaml
+from kv_cache.config.axes import (
+    Axis,
+    count_of,
+    lists_of,
+    nested,
+    same,
+    separate,
+    table_of,
+    word,
+    zipped,
+)
+from kv_cache.config.load import load_config
 from kv_cache.config.root import Config, options
 from kv_cache.config.schema import Option, overlay, show, to_mapping
+from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError, did_you_mean
 
 MOST_CELLS = 10_000
 MOST_REPEATS = 1000
 _KEYS = ("config", "base", "vary", "zip", "exclude", "repeat", "seed")
 _LONGEST_NAME = 100
-_PLAIN = re.compile(r"[^A-Za-z0-9._+-]+")
 
 OURS: Mapping[str, str] = {
     "run.seed": "seed (of the grid) and repeat give each run its own",
@@ -44,14 +55,6 @@ OURS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """Options that change together: `values[i]` has one value for each of `paths`."""
-
-    paths: tuple[str, ...]
-    values: tuple[tuple[Any, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One point of the grid, numbered from 1."""
 
@@ -61,16 +64,16 @@ class Cell:
     @property
     def name(self) -> str:
         """Readable, and the name of a directory: `cell-003_io.threads-8_run.num_users-50`."""
-        said = "".join(f"_{path}-{word(value)}" for path, value in self.values.items())
-        return f"cell-{self.number:03}{said}"[:_LONGEST_NAME].rstrip("._-")
+        words = "".join(f"_{path}-{word(value)}" for path, value in self.values.items())
+        return f"cell-{self.number:03}{words}"[:_LONGEST_NAME].rstrip("._-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A grid that has been read; `given` is what its file says, in plain values."""
+    """A grid that has been read; `tree` is what its file says, in plain values."""
 
     source: str
-    given: Mapping[str, Any]
+    tree: Mapping[str, Any]
     config: str | None
     base: Mapping[str, Any]
     axes: tuple[Axis, ...]
@@ -105,31 +108,17 @@ class Grid:
         try:
             return load_config(path, {**self.base, **cell.values, "run.seed": seed})
         except ConfigError as error:
-            raise ConfigError(f"{self.source}, {told(cell)}: {error}") from None
+            raise ConfigError(f"{self.source}, {cell_title(cell)}: {error}") from None
 
 
-def told(cell: Cell) -> str:
-    """For people: `cell 3 (io.threads 8, run.num_users 50)`."""
-    said = ", ".join(f"{path} {show(value)}" for path, value in cell.values.items())
-    return f"cell {cell.number} ({said})"
+def cell_title(cell: Cell) -> str:
+    """Return `cell 3 (io.threads 8, run.num_users 50)`."""
+    words = ", ".join(f"{path} {show(value)}" for path, value in cell.values.items())
+    return f"cell {cell.number} ({words})"
 
 
 def _matches(values: Mapping[str, Any], rule: Mapping[str, tuple[Any, ...]]) -> bool:
     return all(any(same(values[path], value) for value in some) for path, some in rule.items())
-
-
-def same(one: Any, other: Any) -> bool:
-    """As YAML means it: `true` is not 1."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
-
-
-def word(value: Any) -> str:
-    """A value as a part of a name; of a path its last part."""
-    if isinstance(value, list | tuple):
-        return "+".join(map(word, value))
-    if value is None or isinstance(value, bool):
-        return {True: "on", False: "off", None: "none"}[value]
-    return _PLAIN.sub("_", str(value).rstrip("/").rpartition("/")[2])
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -147,20 +136,26 @@ def read_grid(path: Path, *, many: bool = False) -> Grid:
                 f"{source}: {show(key)} is no key of a grid.{did_you_mean(str(key), _KEYS)}"
             )
     base = _options_in(tree.get("base"), source, "base")
-    varied = [
-        Axis(paths=(name,), values=tuple((value,) for value in values))
-        for name, values in _axes_in(tree.get("vary"), source, "vary").items()
-    ]
-    axes = (*varied, *zipped(_axes_in(tree.get("zip"), source, "zip"), source))
+    columns = {
+        key: lists_of(
+            tree.get(key),
+            source,
+            key,
+            partial(_require, source=source, key=key),
+            "repeat: N to run each cell several times",
+        )
+        for key in ("vary", "zip")
+    }
+    axes = (*separate(columns["vary"]), *zipped(columns["zip"], source))
     _require_once(base, axes, source)
     grid = Grid(
         source=source,
-        given=to_mapping(tree),
+        tree=to_mapping(tree),
         config=_config_in(tree.get("config"), source),
         base=base,
         axes=axes,
         exclude=_excluded(tree.get("exclude"), axes, source),
-        repeat=_repeat(tree.get("repeat", 1), source),
+        repeat=count_of(tree.get("repeat", 1), source, "repeat", MOST_REPEATS),
         seed=_seed(tree.get("seed"), source),
     )
     if not axes:
@@ -173,36 +168,18 @@ def read_grid(path: Path, *, many: bool = False) -> Grid:
     return grid
 
 
-def _options_in(given: Any, source: str, key: str) -> dict[str, Any]:
+def _options_in(value: Any, source: str, key: str) -> dict[str, Any]:
     """A section of options by dotted path, each value checked on its own."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{source}: {key} is {show(given)}; it must be {{option: value}}")
-    for path, value in given.items():
-        _require_option(path, source, key)
-        _require_value(path, value, source, key)
-    return dict(given)
+    table = table_of(value, source, key, "{option: value}")
+    for path, each in table.items():
+        _require(path, each, source, key)
+    return dict(table)
 
 
-def _axes_in(given: Any, source: str, key: str) -> dict[str, list[Any]]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{source}: {key} is {show(given)}; it must be {{option: [values]}}")
-    for path, values in given.items():
-        _require_option(path, source, key)
-        if not isinstance(values, list) or not values:
-            what = "no values" if values in ([], None) else show(values)
-            raise ConfigError(f"{source}: {key}.{path} has {what}; give a list of values")
-        for number, value in enumerate(values):
-            _require_value(path, value, source, key)
-            if key == "vary" and any(same(value, other) for other in values[:number]):
-                raise ConfigError(
-                    f"{source}: {key}.{path} has {show(value)} twice; give each value once, and "
-                    "repeat: N to run each cell several times"
-                )
-    return dict(given)
+def _require(path: object, value: Any, source: str, key: str) -> None:
+    """Raise ConfigError if a grid may not set an option, or not to this value."""
+    _require_option(path, source, key)
+    overlay(Config(), nested(str(path), value), f"{source}, {key}")
 
 
 def _require_option(path: object, source: str, key: str) -> None:
@@ -223,51 +200,25 @@ def _require_option(path: object, source: str, key: str) -> None:
     )
 
 
-def _require_value(path: str, value: Any, source: str, key: str) -> None:
-    overlay(Config(), _nested(path, value), f"{source}, {key}")
-
-
-def _nested(path: str, value: Any) -> dict[str, Any]:
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    made: dict[str, Any] = value
-    return made
-
-
-def zipped(columns: Mapping[str, Sequence[Any]], source: str) -> list[Axis]:
-    """All of `zip` is one axis."""
-    if not columns:
-        return []
-    lengths = {path: len(values) for path, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{path} has {n}" for path, n in lengths.items())
-        raise ConfigError(f"{source}: zip has lists of different lengths ({said}); make them equal")
-    rows = tuple(zip(*columns.values(), strict=True))
-    for number, row in enumerate(rows):
-        if any(all(map(same, row, other)) for other in rows[:number]):
-            raise ConfigError(f"{source}: zip has the values {show(list(row))} twice; keep one")
-    return [Axis(paths=tuple(columns), values=rows)]
-
-
 def _require_once(base: Mapping[str, Any], axes: Sequence[Axis], source: str) -> None:
     seen = dict.fromkeys(base, "base")
     for axis in axes:
         for path in axis.paths:
             if path in seen:
                 raise ConfigError(
-                    f"{source}: {path} stands twice, in {seen[path]} too; keep one of them"
+                    f"{source}: {path} is given twice, in {seen[path]} too; keep one of them"
                 )
             seen[path] = "vary"
 
 
 def _excluded(
-    given: Any, axes: Sequence[Axis], source: str
+    value: Any, axes: Sequence[Axis], source: str
 ) -> tuple[Mapping[str, tuple[Any, ...]], ...]:
-    if given is None:
+    if value is None:
         return ()
-    if not isinstance(given, list) or not all(isinstance(rule, Mapping) for rule in given):
+    if not isinstance(value, list) or not all(isinstance(rule, Mapping) for rule in value):
         raise ConfigError(f"{source}: exclude must be a list of {{option: value or [values]}}")
-    return tuple(_rule(rule, axes, source) for rule in given)
+    return tuple(_rule(rule, axes, source) for rule in value)
 
 
 def _rule(
@@ -280,7 +231,7 @@ def _rule(
     }
     if not rule:
         raise ConfigError(f"{source}: exclude has a rule without options, which is every cell")
-    made = {}
+    chosen: dict[str, tuple[Any, ...]] = {}
     for path, wanted in rule.items():
         if path not in known:
             raise ConfigError(
@@ -294,30 +245,22 @@ def _rule(
                 raise ConfigError(
                     f"{source}: exclude has {path} {show(value)}, which is none of its values"
                 )
-        made[str(path)] = some
-    return made
+        chosen[str(path)] = some
+    return chosen
 
 
-def _config_in(given: Any, source: str) -> str | None:
-    if given is None or (isinstance(given, str) and given):
-        return given
-    raise ConfigError(f"{source}: config is {show(given)}; it must be a file or a name")
+def _config_in(value: Any, source: str) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ConfigError(f"{source}: config is {show(value)}; it must be a file or a name")
 
 
-def _repeat(given: Any, source: str) -> int:
-    if type(given) is int and 1 <= given <= MOST_REPEATS:
-        return given
-    raise ConfigError(
-        f"{source}: repeat is {show(given)}; it must be a whole number, 1 to {MOST_REPEATS}"
-    )
-
-
-def _seed(given: Any, source: str) -> int | None:
-    if given is None:
+def _seed(value: Any, source: str) -> int | None:
+    if value is None:
         return None
     option: Option = options()["run.seed"]
-    if type(given) is int and option.rule.allows(given):
-        return given
+    if type(value) is int and option.rule.allows(value):
+        return value
     raise ConfigError(
-        f"{source}: seed is {show(given)}; it must be a whole number, {option.bounds}"
+        f"{source}: seed is {show(value)}; it must be a whole number, {option.bounds}"
     )

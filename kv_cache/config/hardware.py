@@ -25,9 +25,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from kv_cache.config.load import read_yaml
 from kv_cache.config.profile import Profile, read_profile
 from kv_cache.config.schema import from_mapping, opt, show, to_mapping
+from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError, did_you_mean
 
 SCHEMA = "kv-cache-hardware/1"
@@ -325,7 +325,7 @@ def _json(file: Path) -> object:
         table: dict[str, object] = {}
         for key, value in pairs:
             if key in table:
-                raise ConfigError(f"{file}: the key {show(key)} stands twice; keep one")
+                raise ConfigError(f"{file}: duplicate key {show(key)}; keep one")
             table[key] = value
         return table
 

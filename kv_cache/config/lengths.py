@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from kv_cache.config.schema import show
-from kv_cache.config.sections import LawConfig, LengthsConfig
+from kv_cache.config.workload_sections import LawConfig, LengthsConfig
 from kv_cache.core.errors import ConfigError
 from kv_cache.workload.lengths import (
     Empirical,

@@ -1,41 +1,30 @@
-"""Configuration from files: strict YAML, the shipped configurations and datasets, model files.
+"""Configurations: a file or a shipped one, the personality under it, and overrides over it."""
 
-YAML is read safely; a key that stands twice is an error, because YAML would silently keep the last.
-Every failure is a `ConfigError` with the file and, where there is one, the line.
-"""
-
-import json
 import os
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Any
 
 from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.root import Config, options, value_at
+from kv_cache.config.rules import check
 from kv_cache.config.schema import overlay, show
+from kv_cache.config.yaml_files import data_folder, find_shipped, read_yaml
 from kv_cache.core.errors import ConfigError, did_you_mean
-from kv_cache.core.hfconfig import model_from_hf
-from kv_cache.core.model import ModelShape
-
-Kind = Literal["configs", "datasets"]
-
-_PACKAGE = Path(__file__).resolve().parents[1]
-_MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """What a command line says of a run: `overrides` by dotted option path, `given` by flag."""
+    """What a command line says of a run: `overrides` by dotted option path, `given` by flag.
+    `environment` holds the variables that set some of the overrides, by path."""
 
     config_path: Path | None
     overrides: Mapping[str, Any]
     log_level: str = "INFO"
     given: frozenset[str] = frozenset()
     dry_run: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def config(self) -> Config:
         """The checked configuration. Raises ConfigError."""
@@ -49,8 +38,9 @@ class Invocation:
             option = options()[path]
             in_file = path in always and value_at(config, path) != option.default
             if in_file or path in self.overrides:
-                flag = f" ({option.flag})" if option.flag else ""
-                raise ConfigError(f"{path}{flag} cannot be given to {command}: {why}; leave it out")
+                source = self.environment.get(path) or option.flag
+                name = f"{path} ({source})" if source else path
+                raise ConfigError(f"{name} cannot be given to {command}: {why}; leave it out")
 
 
 def load_config(
@@ -70,7 +60,7 @@ def load_config(
     config = overlay(config, _nested(overrides))
     if config.output.io_trace_log is not None:  # as in the reference, no I/O is done
         config = replace(config, run=replace(config.run, virtual_time=True))
-    config.check()
+    check(config)
     return config
 
 
@@ -100,155 +90,13 @@ def find_config(path: Path) -> Path:
     if os.path.exists(path):
         return path
     name = path.name if path.suffix else f"{path.name}.yaml"
-    if path.parent in (Path(), Path("configs")) and (found := _find("configs", name)):
-        return found
-    known = {p.stem for p in _folder("configs").glob("*.yaml")}
+    if path.parent in (Path(), Path("configs")) and (file := find_shipped("configs", name)):
+        return file
+    known = {p.stem for p in data_folder("configs").glob("*.yaml")}
     raise ConfigError(
         f"there is no configuration file {show(str(path))}, nor a shipped one of that name."
         f"{did_you_mean(path.stem, known)}"
     )
-
-
-def data_file(kind: Kind, name: str) -> Path:
-    """A shipped file of `configs` or `datasets`, in the wheel or the checkout. Raises ConfigError.
-
-    `name` may have folders in it, but leads nowhere else.
-    """
-    found = _find(kind, name)
-    if found is None:
-        known = {p.name for p in _folder(kind).glob("*") if not p.name.startswith(".")}
-        raise ConfigError(f"no {show(name)} among the shipped {kind}.{did_you_mean(name, known)}")
-    return found
-
-
-def shipped_names(kind: Kind, folder: str) -> tuple[str, ...]:
-    """The YAML files that are shipped in a folder, by name and without their endings."""
-    return tuple(sorted(path.stem for path in (_folder(kind) / folder).glob("*.yaml")))
-
-
-def shipped(kind: Kind, text: str) -> Path:
-    """`text` as a path; where it says `datasets/...` and is not there, the shipped file."""
-    path = Path(text)
-    if path.parts[:1] == (kind,) and not os.path.exists(path):
-        return _find(kind, str(Path(*path.parts[1:]))) or path
-    return path
-
-
-def read_model(path: Path, kv_bytes_per_token: int = 0) -> ModelShape:
-    """The geometry in a Hugging Face config.json, or in the one of a directory, of a model whose
-    token costs `kv_bytes_per_token`, if that is above 0."""
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(_text(file))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"model {show(str(file))} is not JSON ({error}); give a Hugging Face config.json"
-        ) from None
-    if not isinstance(config, Mapping):
-        raise ConfigError(
-            f"model {show(str(file))} holds no JSON object; give a Hugging Face config.json"
-        )
-    return model_from_hf(config, str(file), kv_bytes_per_token)
-
-
-def read_yaml(path: Path) -> object:
-    """The plain values of one YAML document; None for an empty file. Raises ConfigError."""
-    return yaml_value(_text(path), str(path))
-
-
-def yaml_value(text: str, path: str) -> object:
-    """The plain values of YAML that stands in `path`. Raises ConfigError."""
-    try:
-        found = yaml.load(text, _StrictLoader)
-        _check_aliases(found, path)
-        return found
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: {_problem(error)}") from None
-    except yaml.reader.ReaderError as error:
-        line = str(text.count("\n", 0, error.position) + 1)
-        raise ConfigError(
-            f"{path}, line {line}: a character that text never has; give a YAML file"
-        ) from None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deep; a configuration has few levels") from None
-    except ValueError as error:  # an impossible date, a number of thousands of digits
-        raise ConfigError(f"{path}: a value cannot be read ({error}); put it in quotes") from None
-
-
-_MOST_VALUES = 10_000_000
-
-
-def _check_aliases(found: object, path: str) -> None:
-    """What `*name` repeats must be finite, and not a bomb. Raises ConfigError."""
-    counted: dict[int, int] = {}  # values in a table or list, once it was gone through
-    within: set[int] = set()
-
-    def count(value: object) -> int:
-        if not isinstance(value, dict | list):
-            return 1
-        if (known := counted.get(id(value))) is not None:
-            return known
-        if id(value) in within:
-            raise ConfigError(
-                f"{path}: an alias (*) stands inside of what it repeats; write it out"
-            )
-        within.add(id(value))
-        inner = value.values() if isinstance(value, dict) else value
-        total = counted[id(value)] = 1 + sum(map(count, inner))
-        within.discard(id(value))
-        if total > _MOST_VALUES:
-            raise ConfigError(
-                f"{path}: its aliases (*) repeat more than {_MOST_VALUES:,} values; write out what "
-                "is meant"
-            )
-        return total
-
-    count(found)
-
-
-def _problem(error: yaml.MarkedYAMLError) -> str:
-    problem = error.problem or error.context or "not YAML"
-    if "\\t" in problem:
-        return "a tab where YAML wants spaces; indent with spaces"
-    return problem
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path} is not text: byte {error.start} is not UTF-8; give a text file"
-        ) from None
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{path} cannot be read: {reason}; give a readable file") from None
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key that stands twice, and reads `1e3` as the number it is."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        # Here and not when values are made: by then merge keys (<<) have been expanded.
-        node = super().compose_mapping_node(anchor)
-        seen: dict[tuple[str, object], int] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE_TAG:
-                continue
-            if (first := seen.get((key.tag, key.value))) is not None:
-                problem = f"the key {show(key.value)} stands twice, first in line {first}; keep one"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen[key.tag, key.value] = key.start_mark.line + 1
-        return node
-
-
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
 
 
 def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,18 +109,3 @@ def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
             branch = branch.setdefault(name, {})
         branch[last] = value
     return tree
-
-
-def _folder(kind: Kind) -> Path:
-    """In a wheel the data is inside the package, in a checkout it lies beside it."""
-    inside = _PACKAGE / "_data" / kind
-    return inside if inside.is_dir() else _PACKAGE.parent / kind
-
-
-def _find(kind: Kind, name: str) -> Path | None:
-    folder = _folder(kind).resolve()
-    try:
-        path = (folder / name).resolve()
-    except (OSError, ValueError):  # no such name can be: too long, or with a NUL in it
-        return None
-    return path if path.is_relative_to(folder) and os.path.exists(path) else None

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.config.hardware import HardwareProfile, Storage, read_hardware
-from kv_cache.config.load import read_yaml, shipped
 from kv_cache.config.profile import Profile, read_profile
+from kv_cache.config.yaml_files import read_yaml, shipped
 from kv_cache.core.errors import ConfigError
 
 _HARDWARE = "kv-cache-hardware/"  # of any version: which one it must be is said by who reads it

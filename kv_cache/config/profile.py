@@ -9,7 +9,6 @@ Every failure is a ConfigError with the file and the place in it.
 """
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from kv_cache.config.load import read_yaml, shipped
-from kv_cache.config.schema import show
+from kv_cache.config.schema import Rule, from_mapping, opt, show, to_mapping
+from kv_cache.config.yaml_files import read_yaml, shipped
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import NS_PER_US
@@ -134,7 +133,7 @@ def profile_of(values: object, file: Path) -> Profile:
         raise ConfigError(
             f"profile {file}: grid is {show(rows)}; it must be a list of measured points, not empty"
         )
-    cells = tuple(_cell(row, _At(file, f"grid[{n}]")) for n, row in enumerate(rows))
+    cells = tuple(_cell(row, file, f"grid[{n}]") for n, row in enumerate(rows))
     _check_grid(cells, file)
     bursts = values.get("bursts", [])
     if not isinstance(bursts, list) or len(bursts) > _MOST_ROWS:
@@ -142,7 +141,7 @@ def profile_of(values: object, file: Path) -> Profile:
     return Profile(
         name=str(file),
         cells=cells,
-        bursts=tuple(_burst(row, _At(file, f"bursts[{n}]")) for n, row in enumerate(bursts)),
+        bursts=tuple(_burst(row, file, f"bursts[{n}]") for n, row in enumerate(bursts)),
         facts={key: values[key] for key in _FACTS if key in values},
     )
 
@@ -172,134 +171,115 @@ def profile_text(profile: Profile) -> str:
 # --- reading ---------------------------------------------------------------------------------
 
 
-class _At:
-    """A place in a profile, for messages."""
-
-    def __init__(self, file: Path, path: str) -> None:
-        self.file = file
-        self.path = path
-
-    def key(self, name: str) -> "_At":
-        return _At(self.file, f"{self.path}.{name}")
-
-    def error(self, value: object, wanted: str) -> ConfigError:
-        return ConfigError(
-            f"profile {self.file}: {self.path} is {show(value)}; it must be {wanted}"
-        )
+def _count(text: str) -> Any:
+    return opt(1, text, low=1, high=2**62, required=True)
 
 
-_CELL_KEYS = (
-    *("object_bytes", "concurrency", "read_share", "data", "bytes_per_second", "in_flight"),
-    *("reads", "writes"),
-)
-_BURST_KEYS = ("object_bytes", "concurrency", "kind", "mean_us", "last_us")
-_LATER_CELL_KEYS = ("deletes",)  # profiles that were written before have none
-_SERVICE_KEYS = ("operations", "mean_us", "p50_us", "p99_us")
-_LATER_SERVICE_KEYS = ("quantiles_us",)
+def _positive(text: str) -> Any:
+    return opt(1.0, text, above=0, high=1e18, required=True)
 
 
-def _cell(row: object, at: _At) -> Cell:
-    values = _exactly(row, _CELL_KEYS, at, _LATER_CELL_KEYS)
-    share = _number(values["read_share"], at.key("read_share"), low=0, high=1)
-    if values["data"] not in _DATA:
-        raise at.key("data").error(values["data"], "first or repeated")
-    reads = _service(values["reads"], at.key("reads"))
-    writes = _service(values["writes"], at.key("writes"))
-    for times, name, wanted in ((reads, "reads", share > 0), (writes, "writes", share < 1)):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ServiceRow:
+    operations: int = _count("Operations that were measured")
+    mean_us: float = _positive("Mean time")
+    p50_us: float = _positive("Median")
+    p99_us: float = _positive("99th percentile")
+    quantiles_us: tuple[float, ...] | None = opt(
+        None, "Times of QUANTILES; profiles that were written before have none", above=0
+    )
+
+
+_REQUIRED = Rule(help="Times, or null if there were no such operations", required=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CellRow:
+    object_bytes: int = _count("Size of an object")
+    concurrency: int = _count("Operations at the same time")
+    read_share: float = opt(1.0, "Share of reads", low=0, high=1, required=True)
+    data: str = opt("first", "Whether data was read before", choices=_DATA, required=True)
+    bytes_per_second: float = _positive("Bandwidth of both kinds")
+    in_flight: float = _positive("Mean number of operations in flight")
+    reads: _ServiceRow | None = field(default=None, metadata={"rule": _REQUIRED})
+    writes: _ServiceRow | None = field(default=None, metadata={"rule": _REQUIRED})
+    deletes: _ServiceRow | None = None  # profiles that were written before have none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BurstRow:
+    object_bytes: int = _count("Size of an object")
+    concurrency: int = _count("Operations that begin together")
+    kind: str = opt("read", "Kind of operation", choices=("read", "write"), required=True)
+    mean_us: float = _positive("Mean time")
+    last_us: float = _positive("Time of the last one")
+
+
+def _refusal(file: Path, path: str, value: object, wanted: str) -> ConfigError:
+    return ConfigError(f"profile {file}: {path} is {show(value)}; it must be {wanted}")
+
+
+def _cell(values: object, file: Path, path: str) -> Cell:
+    row = from_mapping(_CellRow, values, f"profile {file}", path)
+    for times, name, wanted in (
+        (row.reads, "reads", row.read_share > 0),
+        (row.writes, "writes", row.read_share < 1),
+    ):
         if (times is not None) is not wanted:
-            what = "a mapping of measured times" if wanted else "null"
-            raise at.key(name).error(values[name], f"{what} where read_share is {share:g}")
+            shape = "a mapping of measured times" if wanted else "null"
+            value = None if times is None else to_mapping(times)
+            shape = f"{shape} where read_share is {row.read_share:g}"
+            raise _refusal(file, f"{path}.{name}", value, shape)
     return Cell(
-        object_bytes=_whole(values["object_bytes"], at.key("object_bytes")),
-        concurrency=_whole(values["concurrency"], at.key("concurrency")),
-        read_share=share,
-        repeated=_DATA[values["data"]],
-        bytes_per_s=_number(values["bytes_per_second"], at.key("bytes_per_second")),
-        in_flight=_number(values["in_flight"], at.key("in_flight")),
-        reads=reads,
-        writes=writes,
-        deletes=_service(values.get("deletes"), at.key("deletes")),
+        object_bytes=row.object_bytes,
+        concurrency=row.concurrency,
+        read_share=row.read_share,
+        repeated=_DATA[row.data],
+        bytes_per_s=row.bytes_per_second,
+        in_flight=row.in_flight,
+        reads=_service(row.reads, file, f"{path}.reads"),
+        writes=_service(row.writes, file, f"{path}.writes"),
+        deletes=_service(row.deletes, file, f"{path}.deletes"),
     )
 
 
-def _burst(row: object, at: _At) -> Burst:
-    values = _exactly(row, _BURST_KEYS, at)
-    if values["kind"] not in ("read", "write"):
-        raise at.key("kind").error(values["kind"], "read or write")
-    mean_ns, last_ns = (_ns(values[name], at.key(name)) for name in ("mean_us", "last_us"))
-    if mean_ns > last_ns:
-        raise at.key("mean_us").error(values["mean_us"], "at most last_us")
+def _burst(values: object, file: Path, path: str) -> Burst:
+    row = from_mapping(_BurstRow, values, f"profile {file}", path)
+    if row.mean_us > row.last_us:
+        raise _refusal(file, f"{path}.mean_us", row.mean_us, "at most last_us")
     return Burst(
-        object_bytes=_whole(values["object_bytes"], at.key("object_bytes")),
-        concurrency=_whole(values["concurrency"], at.key("concurrency")),
-        kind=OpKind(values["kind"]),
-        mean_ns=mean_ns,
-        last_ns=last_ns,
+        object_bytes=row.object_bytes,
+        concurrency=row.concurrency,
+        kind=OpKind(row.kind),
+        mean_ns=_ns(row.mean_us),
+        last_ns=_ns(row.last_us),
     )
 
 
-def _service(value: object, at: _At) -> Service | None:
-    if value is None:
+def _service(row: _ServiceRow | None, file: Path, path: str) -> Service | None:
+    if row is None:
         return None
-    values = _exactly(value, _SERVICE_KEYS, at, _LATER_SERVICE_KEYS)
-    mean, p50, p99 = (_ns(values[name], at.key(name)) for name in _SERVICE_KEYS[1:])
-    if p50 > p99:
-        raise at.key("p50_us").error(values["p50_us"], "at most p99_us")
+    if row.p50_us > row.p99_us:
+        raise _refusal(file, f"{path}.p50_us", row.p50_us, "at most p99_us")
+    quantiles = row.quantiles_us
+    if quantiles is not None:
+        if len(quantiles) != len(QUANTILES):
+            shape = f"a list of {len(QUANTILES)} times, of percentiles {QUANTILES}"
+            raise _refusal(file, f"{path}.quantiles_us", quantiles, shape)
+        if list(quantiles) != sorted(quantiles):
+            shape = "a list of times that do not fall"
+            raise _refusal(file, f"{path}.quantiles_us", quantiles, shape)
     return Service(
-        operations=_whole(values["operations"], at.key("operations")),
-        mean_ns=mean,
-        p50_ns=p50,
-        p99_ns=p99,
-        quantiles_ns=_quantiles(values.get("quantiles_us"), at.key("quantiles_us")),
+        operations=row.operations,
+        mean_ns=_ns(row.mean_us),
+        p50_ns=_ns(row.p50_us),
+        p99_ns=_ns(row.p99_us),
+        quantiles_ns=tuple(map(_ns, quantiles or ())),
     )
 
 
-def _quantiles(value: object, at: _At) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or len(value) != len(QUANTILES):
-        raise at.error(value, f"a list of {len(QUANTILES)} times, of percentiles {QUANTILES}")
-    times = tuple(_ns(one, at.key(str(n))) for n, one in enumerate(value))
-    if list(times) != sorted(times):
-        raise at.error(value, "a list of times that do not fall")
-    return times
-
-
-def _ns(value: object, at: _At) -> int:
-    return max(1, round(_number(value, at) * NS_PER_US))
-
-
-def _exactly(
-    value: object, keys: tuple[str, ...], at: _At, may: tuple[str, ...] = ()
-) -> Mapping[str, Any]:
-    """A mapping with all of `keys`, which may have those of `may`, and no others."""
-    if not isinstance(value, Mapping):
-        raise at.error(value, f"a mapping of {', '.join(keys)}")
-    for key in value:
-        if key not in (*keys, *may):
-            word = key if isinstance(key, str) else show(key)
-            known = did_you_mean(word, (*keys, *may))
-            raise ConfigError(f"profile {at.file}: {at.path}.{word} is not a known key.{known}")
-    missing = [key for key in keys if key not in value]
-    if missing:
-        raise at.error(value, f"a mapping with {missing[0]}, which is missing")
-    return value
-
-
-def _number(value: object, at: _At, *, low: float = 0, high: float = 1e18) -> float:
-    """Above 0 (with `high` 1: at least 0), or ConfigError."""
-    ends = "0 to 1" if high == 1 else f"a number above 0, up to {high:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise at.error(value, ends)
-    if not low <= value <= high or (high != 1 and value == 0):
-        raise at.error(value, ends)
-    return float(value)
-
-
-def _whole(value: object, at: _At) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**62:
-        raise at.error(value, "a whole number above 0")
-    return value
+def _ns(microseconds: float) -> int:
+    return max(1, round(microseconds * NS_PER_US))
 
 
 def _check_grid(cells: tuple[Cell, ...], file: Path) -> None:

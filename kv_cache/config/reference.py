@@ -146,7 +146,7 @@ class PrefixCache:
     )  # fmt: skip
     prompt_tokens: tuple[int, ...] = opt(
         (128, 256, 512), "Lengths of the prompts, the most popular first", unit="tokens", low=1,
-        high=10_000_000,
+        high=10_000_000, read_when=".lengths=listed",
     )  # fmt: skip
     prompts: int | None = opt(
         None, "How many prompts there are, their lengths taken over and over; if not given, one "
@@ -156,7 +156,9 @@ class PrefixCache:
         "uniform", "How prompts are chosen: all alike, or the i-th with a chance proportional to "
         "1 / i^zipf_s", choices=("uniform", "zipf"),
     )  # fmt: skip
-    zipf_s: float = opt(1.0, "Exponent of popularity zipf", above=0, high=20)
+    zipf_s: float = opt(
+        1.0, "Exponent of popularity zipf", above=0, high=20, read_when=".popularity=zipf"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +172,13 @@ class Rag:
     )  # fmt: skip
     num_docs: int = opt(
         10, "Number of documents, ingested before the measurement", low=0, high=1_000_000,
-        flag="--rag-num-docs",
+        flag="--rag-num-docs", read_when="rag.enabled",
     )  # fmt: skip
     reuse: str = opt(
         "independent", "When a stored chunk can be reused: at any position (independent, as "
-                       "CacheBlend, EPIC and the reference do), or only behind the same chunks "
-                       "in the same order (prefix)",
-        choices=("independent", "prefix"), flag="--chunk-reuse",
+        "CacheBlend, EPIC and the reference do), or only behind the same chunks "
+        "in the same order (prefix)", choices=("independent", "prefix"), flag="--chunk-reuse",
+        read_when="rag.enabled",
     )  # fmt: skip
     chunk_size_tokens: int = opt(
         512, "Tokens in a chunk, the last of a document may have fewer", unit="tokens", low=1,
@@ -240,13 +242,13 @@ class Autoscaler:
     )  # fmt: skip
     mode: str = opt(
         "qos", "What to search for: the most users with the SLOs of all classes met (qos), or "
-               "the highest throughput regardless of latency (capacity); predictive = qos",
-        choices=("qos", "capacity", "predictive"),
-        flag="--autoscaler-mode",
+        "the highest throughput regardless of latency (capacity); predictive = qos",
+        choices=("qos", "capacity", "predictive"), flag="--autoscaler-mode",
+        read_when="autoscaler.enabled",
     )  # fmt: skip
     target_saturation: float = opt(
         0.8, "Share of the SLO limits that mode qos aims for; 1 = all of it", low=0, high=1,
-        flag="--target-saturation",
+        flag="--target-saturation", read_when="autoscaler.enabled",
     )  # fmt: skip
     min_users: int = opt(1, "Fewest users", low=1, high=100_000)
     max_users: int = opt(10_000, "Most users", low=1, high=100_000)

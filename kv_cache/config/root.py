@@ -1,28 +1,26 @@
 """The whole configuration of a run, and what follows from it.
 
-`Config` holds what the user said (None = not said). Its methods answer what the run does: they
-resolve the semantics' preset, the window, the model. `check` refuses what contradicts itself,
-`warnings` names what is allowed but has no effect or may surprise.
+`Config` holds what the user set (None = not set). Its methods answer what the run does: they
+resolve the semantics' preset, the window, the model. Rules between options are in `rules`, what has
+no effect or may surprise in `run_warnings`.
 """
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kv_cache.cache.limits import CacheRules
 from kv_cache.config import reference as r
 from kv_cache.config import sections as s
-from kv_cache.config.lengths import build_lengths
+from kv_cache.config import workload_sections as w
 from kv_cache.config.passport import PassportConfig
-from kv_cache.config.personalities import PERSONALITIES
-from kv_cache.config.policies import PoliciesConfig, policy_warnings
+from kv_cache.config.policies import PoliciesConfig
 from kv_cache.config.schema import Option, describe, opt, show
-from kv_cache.config.storage_targets import check_places, place_warnings
+from kv_cache.config.yaml_files import read_model, shipped
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import MODELS, ModelShape
@@ -33,8 +31,6 @@ from kv_cache.workload.formats.tokens import open_tokens
 
 DEFAULT_DURATION_S = 60.0
 DATASET_CONVERSATIONS = 500  # as many as the reference reads of a dataset
-_SPEEDUP = "workload.trace_speedup"
-_SLOWEST = 1e-6
 _WINDOW = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)?:([0-9]{1,9}(?:\.[0-9]{1,9})?)?")
 
 T = TypeVar("T")
@@ -86,12 +82,14 @@ class Config:
     tiers: s.TiersConfig = field(default_factory=s.TiersConfig)
     policies: PoliciesConfig = field(default_factory=PoliciesConfig)
     io: s.IoConfig = field(default_factory=s.IoConfig)
-    s3: s.S3Config = field(default_factory=s.S3Config)
+    s3: s.S3Config = field(default_factory=s.S3Config, metadata={"read_when": ("on_objects",)})
     semantics: s.SemanticsConfig = field(default_factory=s.SemanticsConfig)
     schedule: s.ScheduleConfig = field(default_factory=s.ScheduleConfig)
-    arrival: s.ArrivalConfig = field(default_factory=s.ArrivalConfig)
-    workload: s.WorkloadConfig = field(default_factory=s.WorkloadConfig)
-    lengths: s.LengthsConfig = field(default_factory=s.LengthsConfig)
+    arrival: w.ArrivalConfig = field(default_factory=w.ArrivalConfig)
+    workload: w.WorkloadConfig = field(default_factory=w.WorkloadConfig)
+    lengths: w.LengthsConfig = field(
+        default_factory=w.LengthsConfig, metadata={"read_when": ("!replays",)}
+    )
     output: s.OutputConfig = field(default_factory=s.OutputConfig)
     monitor: s.MonitorConfig = field(default_factory=s.MonitorConfig)
     precondition: s.PreconditionConfig = field(default_factory=s.PreconditionConfig)
@@ -150,8 +148,6 @@ class Config:
     def trace_path(self) -> Path | None:
         """The trace to replay: as given, or the shipped one where `datasets/...` is not in the
         working directory. It may not exist; for BurstGPT it may be a directory or a pattern."""
-        from kv_cache.config.load import shipped  # here, because `load` builds a Config
-
         work = self.workload
         burst = work.burst_trace_path if work.use_burst_trace else None
         trace = work.dataset_path or burst or work.trace  # a dataset wins, as in the reference
@@ -184,7 +180,7 @@ class Config:
         bounded = match is not None and match.group(2) is not None
         if match is None or (bounded and end_s <= begin_s):
             raise ConfigError(
-                f"{_say(self, 'workload.trace_window')}: give two times in seconds, the first "
+                f"{say(self, 'workload.trace_window')}: give two times in seconds, the first "
                 "before the second, as in 600:1200, 600: or :1200"
             )
         return s_to_ns(begin_s), s_to_ns(end_s) if bounded else None
@@ -205,8 +201,6 @@ class Config:
     def _shape(self, name: str, said: str) -> ModelShape:
         """A key of model_configs, a built-in, or a path to a Hugging Face config.json or a
         directory with one; with the type of run.kv_dtype, if that is given."""
-        from kv_cache.config.load import read_model
-
         path, stated = os.path.expanduser(name), self.run.kv_bytes_per_token
         if name in MODELS or name in self.model_configs:
             shape = _merged(name, self.model_configs.get(name, r.ModelOverride()))
@@ -269,28 +263,6 @@ class Config:
             max_evictions_min=self.eviction.max_evictions_min,
         )
 
-    # --- rules between options -------------------------------------------------------------
-
-    def check(self) -> None:
-        """Raise ConfigError for the first rule that the options break together."""
-        check_places(self)
-        _check_not_yet(self)
-        _check_cpcs(self.cpcs)
-        _check_limits(self)
-        _check_tiers(self)
-        _check_models(self)
-        _check_arrival(self)
-        _check_trace(self)
-        _check_qos(self)
-        _check_scaling(self)
-        build_lengths(self.lengths)
-        _check_prompts(self)
-        _check_rag(self)
-
-    def warnings(self) -> list[str]:
-        """One sentence for each thing that is allowed but may surprise."""
-        return list(_warnings(self))
-
 
 def value_at(config: Config, path: str) -> Any:
     """The value of an option by its dotted path."""
@@ -320,347 +292,7 @@ def _merged(name: str, override: r.ModelOverride) -> ModelShape:
     return replace(base, **changed)
 
 
-def _say(config: Config, path: str) -> str:
+def say(config: Config, path: str) -> str:
     """`run.num_users (--num-users) is 5`."""
     flag = options()[path].flag
     return f"{path}{f' ({flag})' if flag else ''} is {show(value_at(config, path))}"
-
-
-def _check_not_yet(config: Config) -> None:
-    for path, option in options().items():
-        for prefix, reason in r.NOT_YET.items():
-            inside = path == prefix or path.startswith(f"{prefix}.")
-            if inside and value_at(config, path) != option.default:
-                raise ConfigError(
-                    f"{_say(config, path)}: {reason}; leave it at {show(option.default)}"
-                )
-
-
-def _check_cpcs(cpcs: Mapping[str, Any]) -> None:
-    """The reference's fork writes this section into its own file and never reads it."""
-    off: tuple[object, ...] = ("off", False, None)  # YAML reads a bare `off` as false
-    idle = {"mode": off, "cpcs_mode": off, "enabled": off, "backend": ("file", None)}
-    idle["nvme_backend"] = idle["backend"]
-    for key, allowed in idle.items():
-        if key in cpcs and cpcs[key] not in allowed:
-            raise ConfigError(
-                f"cpcs.{key} is {show(cpcs[key])}: computational storage is not in this version; "
-                f"set it to {allowed[0]}, or leave the section out"
-            )
-
-
-def _check_limits(config: Config) -> None:
-    limits = {
-        "run.num_users": "validation_limits.max_users",
-        "run.duration_s": "validation_limits.max_duration_seconds",
-        "tiers.gpu_mem_gib": "validation_limits.max_gpu_memory_gb",
-        "tiers.cpu_mem_gib": "validation_limits.max_cpu_memory_gb",
-    }
-    for path, limit in limits.items():
-        value, most = value_at(config, path), value_at(config, limit)
-        if value is not None and value > most:
-            raise ConfigError(
-                f"{_say(config, path)}, above {limit} of {show(most)}; lower the first or raise "
-                "the second"
-            )
-
-
-def _check_tiers(config: Config) -> None:
-    if config.tiers.tensor_parallel > config.tiers.num_gpus:
-        raise ConfigError(
-            f"{_say(config, 'tiers.tensor_parallel')}, more than the cards: raise "
-            f"tiers.num_gpus (--num-gpus) from {config.tiers.num_gpus}, or lower it"
-        )
-    if config.io.layout == "arena" and len(config.tiers.cache_dir or ()) > 1:
-        raise ConfigError(
-            "io.layout (--layout) is 'arena' and tiers.cache_dir (--cache-dir) has several "
-            "directories: a whole object may not fit what each arena has left; use --layout file "
-            "or bucket, or one directory"
-        )
-
-
-def _check_models(config: Config) -> None:
-    run, named = config.run, config.workload.trace_models
-    if run.model_mix and run.model != options()["run.model"].default:
-        raise ConfigError(
-            f"{_say(config, 'run.model')} and run.model_mix (--model-mix) is given: a mix names "
-            "all its models; leave one of them out"
-        )
-    for path in ("run.kv_dtype", "run.model_mix") if run.kv_bytes_per_token is not None else ():
-        if value_at(config, path):
-            raise ConfigError(
-                f"{_say(config, 'run.kv_bytes_per_token')} and {_say(config, path)}: the bytes are "
-                "of one model, its type included; leave one of them out"
-            )
-    if named and not run.model_mix:
-        raise ConfigError(
-            "workload.trace_models (--trace-models) is given without a mix; name its models and "
-            "their weights with run.model_mix (--model-mix)"
-        )
-    for theirs, name in named.items():
-        if name not in run.model_mix:
-            raise ConfigError(
-                f"workload.trace_models (--trace-models) has {show(theirs)} as {show(name)}, "
-                f"which is not in run.model_mix (--model-mix).{did_you_mean(name, run.model_mix)}"
-            )
-
-
-def _check_arrival(config: Config) -> None:
-    arrival = config.arrival
-    if arrival.process != "fixed" and arrival.request_rate == 0:
-        raise ConfigError(
-            f"{_say(config, 'arrival.process')}, which needs a rate; set arrival.request_rate "
-            "(--request-rate) above 0"
-        )
-
-
-def _check_trace(config: Config) -> None:
-    work = config.workload
-    if 0 < work.trace_speedup < _SLOWEST:
-        raise ConfigError(
-            f"{_say(config, _SPEEDUP)}: give at least {_SLOWEST:g}, or 0 for as fast as served"
-        )
-    if work.trace is not None and work.use_burst_trace:
-        raise ConfigError(
-            f"{_say(config, 'workload.trace')} and workload.use_burst_trace (--use-burst-trace) "
-            "is true: a run replays one trace; leave one of them out"
-        )
-    if work.trace is not None and work.dataset_path is not None:
-        raise ConfigError(
-            f"{_say(config, 'workload.trace')} and {_say(config, 'workload.dataset_path')}: a run "
-            "replays one trace; leave one of them out"
-        )
-    if work.dataset_path is not None and work.trace_format not in ("auto", "sharegpt"):
-        raise ConfigError(
-            f"{_say(config, 'workload.trace_format')}, but workload.dataset_path (--dataset-path) "
-            "is a ShareGPT file; give a trace of another format with workload.trace (--trace)"
-        )
-    if work.replay_cycles > 0 and not config.replays:
-        raise ConfigError(
-            f"{_say(config, 'workload.replay_cycles')}, but only a trace has cycles; give one "
-            "with workload.trace (--trace), or bound the run with --max-requests"
-        )
-
-
-def _check_qos(config: Config) -> None:
-    shares = config.qos_distribution
-    if shares.interactive_probability > shares.responsive_threshold:
-        raise ConfigError(
-            f"{_say(config, 'qos_distribution.interactive_probability')}, above "
-            f"responsive_threshold of {show(shares.responsive_threshold)}; the thresholds are "
-            "cumulative, so raise the second or lower the first"
-        )
-    for name in ("interactive", "responsive", "batch"):
-        paths = [
-            f"qos_profiles.{name}.target_latency_{p}_ms" for p in ("p95", "p99", "p999", "p9999")
-        ]
-        for lower, upper in pairwise(paths):
-            if value_at(config, lower) > value_at(config, upper):
-                raise ConfigError(
-                    f"{_say(config, lower)}, above {upper} of {show(value_at(config, upper))}; a "
-                    "higher percentile cannot have a shorter target"
-                )
-
-
-def _check_scaling(config: Config) -> None:
-    scaler = config.autoscaler
-    if scaler.min_users > scaler.max_users:
-        raise ConfigError(
-            f"{_say(config, 'autoscaler.min_users')}, above autoscaler.max_users of "
-            f"{scaler.max_users}; raise the second or lower the first"
-        )
-    if not scaler.enabled:
-        return
-    if config.replays or config.arrival.request_rate > 0:
-        path = "arrival.request_rate" if config.arrival.request_rate > 0 else "workload.trace"
-        raise ConfigError(
-            f"{_say(config, 'autoscaler.enabled')}, but {_say(config, path)}: the load is not "
-            "made by users, so more or fewer of them change nothing; leave one of them out, or "
-            "use kv-cache.py capacity, which changes the rate"
-        )
-    if not scaler.min_users <= config.run.num_users <= scaler.max_users:
-        raise ConfigError(
-            f"{_say(config, 'run.num_users')}, outside autoscaler.min_users and max_users "
-            f"({scaler.min_users} to {scaler.max_users}); begin inside"
-        )
-
-
-def _check_prompts(config: Config) -> None:
-    if config.workload.trace_prompts and not config.workload.prefix_caching:
-        raise ConfigError(
-            f"{_say(config, 'workload.trace_prompts')} and "
-            f"{_say(config, 'workload.prefix_caching')}: leave one of them out"
-        )
-
-
-def _check_rag(config: Config) -> None:
-    rag = config.rag
-    for size in ("large", "small"):
-        low, high = (f"rag.{size}_model_doc_tokens_{end}" for end in ("min", "max"))
-        if value_at(config, low) > value_at(config, high):
-            raise ConfigError(
-                f"{_say(config, low)}, above {high} of {show(value_at(config, high))}; raise the "
-                "second or lower the first"
-            )
-    if not rag.enabled:
-        return
-    if not rag.num_docs:
-        raise ConfigError(
-            f"{_say(config, 'rag.num_docs')}, and {_say(config, 'rag.enabled')}: there is nothing "
-            "to retrieve from; give at least 1"
-        )
-    if config.mode is RunMode.DECODE_ONLY:
-        raise ConfigError(
-            f"{_say(config, 'rag.enabled')} and {_say(config, 'run.mode')}: a decode-only run "
-            "reads only the objects that it made itself, never a document; leave --enable-rag or "
-            "--decode-only out"
-        )
-
-
-def _warnings(config: Config) -> Iterator[str]:
-    ranks = config.tiers.tensor_parallel
-    if ranks & (ranks - 1):
-        yield f"{_say(config, 'tiers.tensor_parallel')}, not a power of two: models rarely split so"
-    yield from _model_warnings(config)
-    yield from _replay_warnings(config) if config.replays else _warnings_without_trace(config)
-    if config.workload.dataset_path is not None and config.workload.use_burst_trace:
-        yield f"{_say(config, 'workload.use_burst_trace')}: no effect with --dataset-path"
-    yield from _output_warnings(config)
-    yield from _virtual_time_warnings(config)
-    yield from policy_warnings(config)
-    yield from place_warnings(config)
-    yield from _shared_by_nobody(config)
-    yield from _not_like_the_connector(config)
-    yield from _without_effect(config)
-    if config.io.layout != "file" and not config.io.rename:
-        yield f"{_say(config, 'io.rename')}: no effect, as io.layout is not file"
-    if config.arrival.process != "gamma" and _is_set(config, "arrival.cv"):
-        yield f"{_say(config, 'arrival.cv')}: no effect, as arrival.process is not gamma"
-
-
-def _is_set(config: Config, path: str) -> bool:
-    """Whether an option differs from its default."""
-    return bool(value_at(config, path) != options()[path].default)
-
-
-def _warnings_without_trace(config: Config) -> Iterator[str]:
-    for name in (
-        "trace_prompts", "trace_speedup", "skip_bad_rows", "burst_trace_path", "trace_format",
-        "trace_time_unit", "max_conversations", "tokenizer", "trace_users", "arrival_scale",
-        "trace_window", "trace_history",
-    ):  # fmt: skip
-        path = f"workload.{name}"
-        if _is_set(config, path):
-            yield f"{_say(config, path)}: no effect, as no trace is replayed"
-
-
-def _replay_warnings(config: Config) -> Iterator[str]:
-    work, spaced = config.workload, config.arrival.request_rate > 0
-    scale = "workload.arrival_scale"
-    if spaced and _is_set(config, _SPEEDUP):
-        yield f"{_say(config, _SPEEDUP)}: no effect, as --request-rate sets the pace"
-    if (spaced or not work.trace_speedup) and _is_set(config, scale):
-        yield f"{_say(config, scale)}: no effect, as the trace's instants are not kept"
-    # With a rate, the arrivals are spaced all the same.
-    modes = () if spaced else ("arrival.mode",)
-    for path in ("workload.multi_turn", "workload.prefix_caching", *modes):
-        if _is_set(config, path):
-            yield f"{_say(config, path)}: no effect, as a trace says itself who asks when"
-    if work.dataset_path is None and work.use_burst_trace and work.trace_format != "auto":
-        yield f"{_say(config, 'workload.trace_format')}: no effect with --use-burst-trace"
-
-
-def _output_warnings(config: Config) -> Iterator[str]:
-    output = config.output
-    if output.records and output.results_dir is None:
-        yield f"{_say(config, 'output.records')}: no effect without --results-dir"
-    if output.hdr_log is not None and output.io_trace_log is not None:
-        yield f"{_say(config, 'output.hdr_log')}: no effect with --io-trace-log: nothing is timed"
-    if output.metrics_port is None and _is_set(config, "output.metrics_host"):
-        yield f"{_say(config, 'output.metrics_host')}: no effect without --metrics-port"
-
-
-def _virtual_time_warnings(config: Config) -> Iterator[str]:
-    if not config.run.virtual_time:
-        if config.sim.profile is not None:
-            yield f"{_say(config, 'sim.profile')}: no effect without --virtual-time"
-        return
-    for path in ("output.certify", "output.fio_export", "output.metrics_port"):
-        if _is_set(config, path):
-            yield f"{_say(config, path)}: no I/O is done in virtual time, so it has no effect"
-    if config.sim.predict is not None:
-        yield f"{_say(config, 'sim.predict')}: no effect, as the run itself is in virtual time"
-
-
-def _model_warnings(config: Config) -> Iterator[str]:
-    ranks, laws = config.tiers.tensor_parallel, config.lengths
-    if config.tiers.ranks == "all" and ranks == 1:
-        yield f"{_say(config, 'tiers.ranks')}: no effect with one rank, see --tensor-parallel"
-    if config.tiers.ranks == "one" and ranks > 1:
-        shapes = config.mixed_shapes().values() or (config.model_shape(),)
-        for shape in shapes:
-            if shape.attention_type != "mla" and shape.kv_heads < ranks:
-                yield (
-                    f"{_say(config, 'tiers.tensor_parallel')}, more than the {shape.kv_heads} KV "
-                    f"heads of {shape.name}: 1/{ranks} of each object is counted, as in the "
-                    "reference, where an engine has each head several times; see --ranks all"
-                )
-    if config.workload.trace_models and not config.replays:
-        yield "workload.trace_models (--trace-models): no effect, as no trace is replayed"
-    if laws == s.LengthsConfig():
-        return
-    if config.replays:
-        yield "lengths: no effect, as a trace says itself how much is asked"
-    if config.arrival.request_rate > 0 and laws.think_s.law != "personas":
-        yield "lengths.think_s: no effect, as --request-rate sets the pace"
-    if not config.workload.multi_turn and laws.turns.law != "personas":
-        yield "lengths.turns: no effect, as workload.multi_turn is off"
-
-
-def _without_effect(config: Config) -> Iterator[str]:
-    """Options of a feature that is off."""
-    switches = (("autoscaler", "enabled"), ("precondition", "enabled"), ("rag", "enabled"))
-    for section, switch in switches:
-        if value_at(config, f"{section}.{switch}"):
-            continue
-        for path, option in options().items():
-            flagged = path.startswith(f"{section}.") and option.flag is not None
-            if flagged and value_at(config, path) != option.default:
-                flag = options()[f"{section}.{switch}"].flag
-                yield f"{_say(config, path)}: no effect without {flag}"
-    if config.autoscaler.enabled and config.autoscaler.mode == "predictive":
-        yield f"{_say(config, 'autoscaler.mode')}: the same as qos, as nothing is predicted here"
-    if config.run.virtual_time:
-        for path in ("precondition.enabled", "monitor.latency_tracing"):
-            if value_at(config, path):
-                yield f"{_say(config, path)}: there is no device in virtual time, so no effect"
-    if config.run.trials == 1 and config.run.trial_cooldown_s:
-        yield f"{_say(config, 'run.trial_cooldown_s')}: no effect with one trial"
-
-
-def _shared_by_nobody(config: Config) -> Iterator[str]:
-    """Prompts that are not stored for others, and options that change nothing about them."""
-    given, work = config.prefix_cache, config.workload
-    if not work.prefix_caching or (config.replays and not work.trace_prompts):
-        return
-    listed = given.lengths == "listed"
-    if listed and max(given.prompt_tokens) < given.min_prefix_length:
-        yield (
-            f"{_say(config, 'prefix_cache.prompt_tokens')}, all below min_prefix_length of "
-            f"{given.min_prefix_length}: no prompt is stored for others"
-        )
-    useless = {
-        "prefix_cache.prompt_tokens": None if listed else "prefix_cache.lengths is not listed",
-        "prefix_cache.zipf_s": None if given.popularity == "zipf" else "popularity is uniform",
-    }
-    for path, why in useless.items():
-        if why is not None and value_at(config, path) != options()[path].default:
-            yield f"{_say(config, path)}: no effect, as {why}"
-
-
-def _not_like_the_connector(config: Config) -> Iterator[str]:
-    """What is given explicitly wins over a personality, also a whole file of defaults."""
-    name = config.io.personality
-    for path, value in PERSONALITIES[name].options.items() if name is not None else ():
-        if value_at(config, path) != value:
-            yield f"{_say(config, path)}, where personality {name} has {show(value)}"

@@ -9,9 +9,10 @@ that only one of the questions needs: questions are settings, not modes.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kv_cache.config.admission import AdmissionConfig
+from kv_cache.config.admission import TAKES, AdmissionConfig
 from kv_cache.config.schema import opt
 from kv_cache.core.model import DTYPE_BITS
+from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.formats.base import TimeUnit
 
@@ -36,8 +37,9 @@ class ModelSection:
     """The model that is served: its geometry by name, its weights for the compute model."""
 
     name: str = opt(
-        "llama3.1-8b", "Built-in model whose geometry gives KV bytes and attention FLOPs per token"
-    )
+        "llama3.1-8b", "Built-in model whose geometry gives KV bytes and attention FLOPs per token",
+        read_when="!.kv_bytes_per_token or computed",
+    )  # fmt: skip
     kv_dtype: str | None = opt(
         None, "Element type of the KV cache; if not given, the model's own",
         choices=tuple(DTYPE_BITS),
@@ -47,9 +49,12 @@ class ModelSection:
         high=10**9,
     )  # fmt: skip
     params_billion: float = opt(
-        8.03, "Weights that every token passes through", unit="10^9", above=0, high=1e5
+        8.03, "Weights that every token passes through", unit="10^9", above=0, high=1e5,
+        read_when="computed",
+    )  # fmt: skip
+    weight_bits: int = opt(
+        16, "Bits of one weight", unit="bits", low=1, high=64, read_when="computed"
     )
-    weight_bits: int = opt(16, "Bits of one weight", unit="bits", low=1, high=64)
     block_tokens: int = opt(16, "Tokens of a block", unit="tokens", low=1, high=65_536)
 
 
@@ -73,55 +78,91 @@ class WorkloadSection:
     )  # fmt: skip
     rate_per_s: float = opt(
         10.0, "Sessions (or single requests) that begin in a second; 0 = all begin at once",
-        unit="1/s", low=0, high=1e9,
+        unit="1/s", low=0, high=1e9, read_when="!.concurrency or .source=trace",
     )  # fmt: skip
     concurrency: int = opt(
         0, "Closed loop: so many users; each has one session after the other, and thinks between "
         "them too; 0 = open loop", low=0, high=10_000_000,
     )  # fmt: skip
-    turns: tuple[int, int] = opt((4, 4), "Turns of a session, drawn between", low=1, high=10_000)
+    turns: tuple[int, int] = opt(
+        (4, 4), "Turns of a session, drawn between", low=1, high=10_000,
+        read_when=".source=sessions|agents",
+    )  # fmt: skip
     think_s: tuple[float, float] = opt(
-        (0.0, 0.0), "Between an answer and the next turn, drawn between", unit="s", low=0, high=1e6
+        (0.0, 0.0),
+        "Between an answer and the next turn, drawn between",
+        unit="s",
+        low=0,
+        high=1e6,
+        read_when=(
+            ".source!=trace",
+            ".source!=poisson or .concurrency",
+            "several_turns or .concurrency",
+        ),
     )
-    system_prompts: int = opt(8, "System prompts, dealt out in turn; 0 = none", low=0, high=10**6)
-    system_tokens: int = opt(128, "Length of a system prompt", unit="tokens", low=1, high=10**7)
-    tool_sets: int = opt(0, "Sets of tool descriptions behind it; 0 = none", low=0, high=10**6)
-    tool_tokens: int = opt(2048, "Length of one", unit="tokens", low=1, high=10**7)
+    system_prompts: int = opt(
+        8, "System prompts, dealt out in turn; 0 = none", low=0, high=10**6,
+        read_when=".source=sessions|agents",
+    )  # fmt: skip
+    system_tokens: int = opt(
+        128, "Length of a system prompt", unit="tokens", low=1, high=10**7,
+        read_when=".source=sessions|agents",
+    )  # fmt: skip
+    tool_sets: int = opt(
+        0, "Sets of tool descriptions behind it; 0 = none", low=0, high=10**6,
+        read_when=".source=sessions|agents",
+    )  # fmt: skip
+    tool_tokens: int = opt(
+        2048, "Length of one", unit="tokens", low=1, high=10**7, read_when=".source=sessions|agents"
+    )
     context_tokens: int = opt(
         4096, "Further context before the first turn: a session's own, or documents", unit="tokens",
-        low=0, high=10**8,
+        low=0, high=10**8, read_when=".source=sessions|agents",
     )  # fmt: skip
     documents: int = opt(
         0, "Documents that all sessions draw their context from; 0 = each has its own", low=0,
-        high=10**7,
+        high=10**7, read_when=".source=sessions|agents",
     )  # fmt: skip
-    documents_per_session: int = opt(3, "Documents of one context", low=1, high=1000)
-    zipf_alpha: float = opt(1.2, "Skew of the draw of documents", low=0, high=10)
-    prompt_tokens: tuple[int, int] = opt(
-        (256, 2048), "New tokens of a turn, drawn between", unit="tokens", low=1, high=10**8
+    documents_per_session: int = opt(
+        3, "Documents of one context", low=1, high=1000, read_when=".source=sessions|agents"
     )
+    zipf_alpha: float = opt(
+        1.2, "Skew of the draw of documents", low=0, high=10, read_when=".source=sessions|agents"
+    )
+    prompt_tokens: tuple[int, int] = opt(
+        (256, 2048), "New tokens of a turn, drawn between", unit="tokens", low=1, high=10**8,
+        read_when=".source!=trace",
+    )  # fmt: skip
     prompt_law: str = opt(
         "uniform", "How they are drawn: fixed: the pair's middle; uniform: between; exponential: "
-        "with the pair's middle as mean, at least 1", choices=LAWS,
+        "with the pair's middle as mean, at least 1", choices=LAWS, read_when=".source!=trace",
     )  # fmt: skip
     reasoning_tokens: int = opt(
         0, "Tokens that every later turn of an agent adds before its tool result", unit="tokens",
-        low=0, high=10**7,
+        low=0, high=10**7, read_when=(".source=agents", "several_turns"),
     )  # fmt: skip
     output_tokens: tuple[int, int] = opt(
-        (128, 128), "Tokens of an answer", unit="tokens", low=1, high=10**7
+        (128, 128), "Tokens of an answer", unit="tokens", low=1, high=10**7,
+        read_when=".source!=trace",
+    )  # fmt: skip
+    output_law: str = opt(
+        "uniform", "How they are drawn, as prompt_law", choices=LAWS, read_when=".source!=trace"
     )
-    output_law: str = opt("uniform", "How they are drawn, as prompt_law", choices=LAWS)
-    trace: str | None = opt(None, "Trace file of source trace", metavar="PATH")
-    trace_format: str | None = opt(None, "Its format, if it should not be recognised")
+    trace: str | None = opt(
+        None, "Trace file of source trace", metavar="PATH", read_when=".source=trace"
+    )
+    trace_format: str | None = opt(
+        None, "Its format, if it should not be recognised", read_when=".source=trace"
+    )
     trace_time_unit: str = opt(
         "auto", "Unit of its times where they are bare numbers; auto = the format's, unless that "
         "makes them faster than any service and another unit does not",
-        choices=("auto", *(unit.value for unit in TimeUnit)),
+        choices=("auto", *(unit.value for unit in TimeUnit)), read_when=".source=trace",
     )  # fmt: skip
     arrival_scale: float = opt(
-        1.0, "Times the rate at which a trace's sessions begin", above=0, high=1e9
-    )
+        1.0, "Times the rate at which a trace's sessions begin", above=0, high=1e9,
+        read_when=".source=trace",
+    )  # fmt: skip
 
     @property
     def drawn_requests(self) -> int:
@@ -144,17 +185,29 @@ class InstanceSection:
         "time",
         choices=COMPUTE,
     )
-    tflops: float = opt(800.0, "Peak of the instance", unit="10^12 FLOP/s", above=0, high=1e9)
-    flops_share: float = opt(0.5, "Share of it that prefill reaches", above=0, high=1)
-    hbm_gbytes_per_s: float = opt(3350.0, "Peak of its memory", unit="GB/s", above=0, high=1e9)
-    bytes_share: float = opt(0.8, "Share of it that decoding reaches", above=0, high=1)
-    step_overhead_us: float = opt(0.0, "Fixed time of a step", unit="us", low=0, high=1e9)
-    prefill_tokens_per_s: float = opt(
-        4000.0, "Measured prefill rate (compute rate)", unit="tokens/s", above=0, high=1e12
+    tflops: float = opt(
+        800.0, "Peak of the instance", unit="10^12 FLOP/s", above=0, high=1e9,
+        read_when=".compute=roofline",
+    )  # fmt: skip
+    flops_share: float = opt(
+        0.5, "Share of it that prefill reaches", above=0, high=1, read_when=".compute=roofline"
     )
+    hbm_gbytes_per_s: float = opt(
+        3350.0, "Peak of its memory", unit="GB/s", above=0, high=1e9, read_when=".compute=roofline"
+    )
+    bytes_share: float = opt(
+        0.8, "Share of it that decoding reaches", above=0, high=1, read_when=".compute=roofline"
+    )
+    step_overhead_us: float = opt(
+        0.0, "Fixed time of a step", unit="us", low=0, high=1e9, read_when=".compute!=none"
+    )
+    prefill_tokens_per_s: float = opt(
+        4000.0, "Measured prefill rate (compute rate)", unit="tokens/s", above=0, high=1e12,
+        read_when=".compute=rate",
+    )  # fmt: skip
     decode_tokens_per_s: float = opt(
         2000.0, "Measured decode rate of all sequences together", unit="tokens/s", above=0,
-        high=1e12,
+        high=1e12, read_when=".compute=rate",
     )  # fmt: skip
     max_num_seqs: int | None = opt(
         None, "Sequences at a time, if not as scheduler.max_num_seqs", low=1, high=1_000_000
@@ -177,13 +230,17 @@ class PlaceSection:
     capacity_gib: float = opt(0.0, "Capacity of one place of it", unit="GiB", low=0, high=1e9)
     scope: str = opt("node", "Who shares one place", choices=SCOPES)
     read_gbytes_per_s: float = opt(
-        25.0, "Read bandwidth of one place", unit="GB/s", above=0, high=1e9
-    )
+        25.0, "Read bandwidth of one place", unit="GB/s", above=0, high=1e9, read_when="!.profile",
+    )  # fmt: skip
     write_gbytes_per_s: float = opt(
-        25.0, "Write bandwidth of one place", unit="GB/s", above=0, high=1e9
+        25.0, "Write bandwidth of one place", unit="GB/s", above=0, high=1e9, read_when="!.profile",
+    )  # fmt: skip
+    read_latency_us: float = opt(
+        10.0, "Fixed time of a read", unit="us", low=0, high=1e9, read_when="!.profile"
     )
-    read_latency_us: float = opt(10.0, "Fixed time of a read", unit="us", low=0, high=1e9)
-    write_latency_us: float = opt(10.0, "Fixed time of a write", unit="us", low=0, high=1e9)
+    write_latency_us: float = opt(
+        10.0, "Fixed time of a write", unit="us", low=0, high=1e9, read_when="!.profile"
+    )
     eviction: str = opt("lru", "Eviction policy", choices=EVICTION)
     profile: str | None = opt(
         None, "Hardware profile (of `probe` or `calibrate`) in place of bandwidths and latencies",
@@ -195,6 +252,8 @@ class PlaceSection:
 class TierSection(AdmissionConfig, PlaceSection):
     """One tier below HBM, and what it takes of what comes down or is prefetched. A capacity of 0 is
     a tier that is not there."""
+
+    admission: str = opt("always", TAKES, choices=ADMISSION, read_when="tiers.write_policy=back")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +287,10 @@ class TiersSection:
         "none: never",
         choices=WRITE_POLICIES,
     )
-    selective_depth_blocks: int = opt(64, "See write_policy", unit="blocks", low=1, high=10**9)
+    selective_depth_blocks: int = opt(
+        64, "See write_policy", unit="blocks", low=1, high=10**9,
+        read_when=".write_policy=through-selective",
+    )  # fmt: skip
     prefetch: str = opt(
         "none",
         "on-arrival: load while the request waits; next-in-session: bring what the next turn of "
@@ -238,8 +300,8 @@ class TiersSection:
     prefetch_at: float = opt(
         0.5,
         "Share of the time to think after which next-in-session begins; a simulation knows when "
-        "the turn will come, an engine has to guess",
-        low=0, high=1,
+        "the turn will come, an engine has to guess", low=0, high=1,
+        read_when=".prefetch=next-in-session",
     )  # fmt: skip
     overlap_load: bool = opt(
         True, "Whether loading overlaps with the computation of what is missing, layer by layer"
@@ -252,13 +314,21 @@ class RouterSection:
     w_overlap x prefill of what it lacks + w_transfer x loading of what it has elsewhere."""
 
     kind: str = opt("prefix-aware", "Rule for instances that prefill", choices=ROUTERS)
-    decode: str = opt("least-loaded", "Rule for instances that decode", choices=ROUTERS)
-    w_overlap: float = opt(1.0, "Weight", low=0, high=1e6)
-    w_load: float = opt(1.0, "Weight", low=0, high=1e6)
-    w_transfer: float = opt(1.0, "Weight", low=0, high=1e6)
+    decode: str = opt(
+        "least-loaded", "Rule for instances that decode", choices=ROUTERS, read_when="separated"
+    )
+    w_overlap: float = opt(
+        1.0, "Weight", low=0, high=1e6, read_when=".kind=prefix-aware or decode_by_prefix"
+    )
+    w_load: float = opt(
+        1.0, "Weight", low=0, high=1e6, read_when=".kind=prefix-aware or decode_by_prefix"
+    )
+    w_transfer: float = opt(
+        1.0, "Weight", low=0, high=1e6, read_when=".kind=prefix-aware or decode_by_prefix"
+    )
     candidates: int = opt(
         16, "Instances that prefix-aware looks at: holders of the longest prefix, and the least "
-        "loaded", low=1, high=100_000,
+        "loaded", low=1, high=100_000, read_when=".kind=prefix-aware or decode_by_prefix",
     )  # fmt: skip
 
 
@@ -266,7 +336,9 @@ class RouterSection:
 class SchedulerSection:
     """What happens inside an instance."""
 
-    max_num_seqs: int = opt(64, "Sequences at a time", low=1, high=1_000_000)
+    max_num_seqs: int = opt(
+        64, "Sequences at a time", low=1, high=1_000_000, read_when="shared_max_num_seqs"
+    )
     max_num_batched_tokens: int = opt(
         8192, "Tokens of one step, prefill and decode together", unit="tokens", low=1, high=10**8
     )
@@ -275,7 +347,10 @@ class SchedulerSection:
     )
     order: str = opt("fcfs", "Order of the waiting queue", choices=ORDERS)
     reservation: str = opt("on-demand", "Memory that admission takes", choices=RESERVATIONS)
-    preemption: str = opt("recompute", "What becomes of who loses memory", choices=PREEMPTIONS)
+    preemption: str = opt(
+        "recompute", "What becomes of who loses memory", choices=PREEMPTIONS,
+        read_when=(".reservation!=reserve-full", "lower_tiers or .preemption!=swap"),
+    )  # fmt: skip
     max_queue: int = opt(
         0, "Requests that may wait at an instance; more are rejected; 0 = no limit", low=0,
         high=10**9,
@@ -289,14 +364,17 @@ class SeparationSection:
     transfer: str = opt(
         "push", "push: the prefill side sends; pull: the decode side asks when it has room; "
         "on-demand: as pull, chunk by chunk, each asked for when the one before is there",
-        choices=TRANSFERS,
+        choices=TRANSFERS, read_when="separated",
     )  # fmt: skip
     pipelined: bool = opt(
-        True,
-        "push only: each chunk goes when it is computed, not the whole at the end; none goes "
+        True, "push only: each chunk goes when it is computed, not the whole at the end; none goes "
         "before all of the prompt has memory (with reservation on-demand: its last chunk)",
-    )
-    chunk_blocks: int = opt(16, "Blocks that on-demand asks for at once", low=1, high=10**6)
+        read_when=("separated", ".transfer=push"),
+    )  # fmt: skip
+    chunk_blocks: int = opt(
+        16, "Blocks that on-demand asks for at once", low=1, high=10**6,
+        read_when=("separated", ".transfer=on-demand"),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,27 +1,26 @@
 """Rules that hold between the options of a scenario, where each option alone is fine.
 
-`check` refuses what cannot be simulated. `unread` finds what is given and means nothing, because a
+`check` refuses what cannot be simulated. `not_read` finds what is set and has no effect, because a
 choice that is made elsewhere does not look at it. What a size of 0 turns off is no such thing: it
 may stay as it is. Whether links are there is for the topology to say.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from kv_cache.config.admission import READ_WITH
-from kv_cache.config.load import read_model
 from kv_cache.config.scenario import (
     ModelSection,
     Scenario,
     TierSection,
-    TiersSection,
     TopologySection,
     WireSection,
+    WorkloadSection,
 )
-from kv_cache.config.schema import show
+from kv_cache.config.schema import describe, show
+from kv_cache.config.unread import Condition, Fact, conditions_of, holds, unread, value_at
+from kv_cache.config.yaml_files import read_model
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.model import MODELS, ModelShape
 from kv_cache.core.units import GIB, s_to_ns
@@ -75,7 +74,7 @@ def check(scenario: Scenario, where: str = "", *, whole: bool = True) -> None:
     for problem in _problems(scenario):
         raise ConfigError(f"{where}: {problem}" if where else problem)
     if whole:
-        refuse(unread(scenario), where)
+        refuse(not_read(scenario), where)
 
 
 def refuse(idle: Mapping[str, str], where: str) -> None:
@@ -275,158 +274,108 @@ def _policies(scenario: Scenario) -> Iterator[str]:
         )
 
 
-# --- what nobody reads -----------------------------------------------------------------------
+# --- what is not read ------------------------------------------------------------------------
 
-_TALKS = (
-    "turns", "system_prompts", "system_tokens", "tool_sets", "tool_tokens", "context_tokens",
-    "documents", "documents_per_session", "zipf_alpha",
-)  # fmt: skip
-_DRAWN = ("prompt_tokens", "prompt_law", "output_tokens", "output_law", "think_s")
-_TRACED = ("trace", "trace_format", "trace_time_unit", "arrival_scale")
-_IGNORED: Mapping[str, tuple[str, ...]] = {
-    "sessions": (*_TRACED, "reasoning_tokens"),
-    "agents": _TRACED,
-    "poisson": (*_TRACED, *_TALKS, "reasoning_tokens"),
-    "trace": (*_TALKS, *_DRAWN, "reasoning_tokens"),
+_FACTS: Mapping[str, Fact] = {
+    "computed": Fact(lambda scenario: _is_computed(scenario), "instances without compute roofline"),
+    "separated": Fact(is_separated, "instances that all have role mixed"),
+    "decode_by_prefix": Fact(
+        lambda scenario: is_separated(scenario) and scenario.router.decode == "prefix-aware",
+        "routers of decode",
+    ),
+    "several_turns": Fact(
+        lambda scenario: scenario.workload.turns[1] > 1, "sessions of one turn each"
+    ),
+    "lower_tiers": Fact(
+        lambda scenario: bool(lower_tiers(scenario)), "a cluster without a tier below HBM"
+    ),
+    "shared_max_num_seqs": Fact(
+        lambda scenario: not all(g.max_num_seqs for g in scenario.instances.values()),
+        "instances that each have a max_num_seqs of their own",
+    ),
 }
 _SCALE = ("rate_per_s", "concurrency", "requests", "warmup_requests")
-_ROOFLINE = ("tflops", "flops_share", "hbm_gbytes_per_s", "bytes_share", "step_overhead_us")
-_RATE = ("prefill_tokens_per_s", "decode_tokens_per_s")
-_COMPUTED: Mapping[str, tuple[str, ...]] = {
-    "roofline": _RATE,
-    "rate": ("tflops", "flops_share", "hbm_gbytes_per_s", "bytes_share"),
-    "none": (*_ROOFLINE, *_RATE),
-}
 
 
 def not_asked(source: str) -> tuple[str, ...]:
-    """Options of a workload that belong to another source than `source`, and do not go along when
-    that alone is changed: a trace has its own length and pace."""
-    own = _SCALE if source == "trace" else ()
-    return tuple(f"workload.{name}" for name in (*_IGNORED[source], *own))
+    """Return the options of a workload that belong to another source than `source`, and are left
+    out if that alone is changed: a trace has its own length and pace."""
+    scenario = Scenario(workload=WorkloadSection(source=source))
+    others = [
+        option.path
+        for option in describe(WorkloadSection)
+        for text in option.rule.read_when
+        for condition in conditions_of(text, "workload")
+        if text.startswith(".source") and " or " not in text
+        if not holds(condition, scenario, _FACTS)
+    ]
+    scale = _SCALE if source == "trace" else ()
+    return tuple(f"workload.{name}" for name in (*others, *scale))
 
 
-def unread(scenario: Scenario) -> dict[str, str]:
-    """Options that are given (they differ from their defaults) and that nothing reads, each with
-    the reason, as the rest of a sentence."""
-    found: dict[str, str] = {}
-    work = scenario.workload
-    found |= _given(
-        scenario.workload, "workload", _IGNORED[work.source], f"workload.source {work.source}"
-    )
-    closed = work.source != "trace" and work.concurrency > 0
-    if closed:
-        found |= _given(work, "workload", ("rate_per_s",), "a closed loop (workload.concurrency)")
-    elif work.source == "poisson":
-        found |= _given(work, "workload", ("think_s",), "an open loop of single requests")
-    elif work.source != "trace" and work.turns[1] == 1:
-        found |= _given(work, "workload", ("think_s",), "an open loop of sessions of one turn")
-    if work.source == "agents" and work.turns[1] == 1:
-        found |= _given(work, "workload", ("reasoning_tokens",), "agents of one turn")
-    if not _is_computed(scenario):
-        weights = ("params_billion", "weight_bits")
-        found |= _given(scenario.model, "model", weights, "instances without compute roofline")
-        if scenario.model.kv_bytes_per_token:
-            found |= _given(
-                scenario.model, "model", ("name",), "model.kv_bytes_per_token and rates"
-            )
-    for name, group in scenario.instances.items():
-        found |= _given(
-            group, f"instances.{name}", _COMPUTED[group.compute], f"compute {group.compute}"
+def not_read(scenario: Scenario) -> dict[str, str]:
+    """Return the options that are set (they differ from their defaults) and that nothing reads,
+    each with the reason, as the rest of a sentence."""
+    reasons = {
+        each.path: _not_read_by(each.value, _reader(scenario, each.why))
+        for each in unread(scenario, _FACTS)
+    }
+    return reasons | _unwritten_tiers(scenario) | _idle_tier_policies(scenario)
+
+
+def _not_read_by(value: object, reader: str) -> str:
+    return f"is {show(value)}, which has no effect with {reader}; leave it out"
+
+
+def _reader(scenario: Scenario, why: Condition) -> str:
+    """Return what does not read an option: `tiers.write_policy back`, or how a fact is said."""
+    if why.is_fact:
+        return _FACTS[why.path].otherwise
+    return f"{why.path} {value_at(scenario, why.path)}"
+
+
+def _unwritten_tiers(scenario: Scenario) -> dict[str, str]:
+    """Return the tiers that nothing is ever written to."""
+    reader = _why_not_written(scenario)
+    if reader is None:
+        return {}
+    swaps = scenario.scheduler.preemption == "swap"
+    swaps = swaps and scenario.scheduler.reservation != "reserve-full"
+    first_is_written = "through" in reader or swaps
+    return {
+        f"tiers.{name}.capacity_gib": _not_read_by(
+            getattr(scenario.tiers, name).capacity_gib, reader
         )
-    if all(group.max_num_seqs for group in scenario.instances.values()):
-        own = "instances that each have a max_num_seqs of their own"
-        found |= _given(scenario.scheduler, "scheduler", ("max_num_seqs",), own)
-    return found | _unread_choices(scenario) | _unread_tiers(scenario)
+        for name in lower_tiers(scenario)[first_is_written:]
+    }
 
 
-def _unread_choices(scenario: Scenario) -> dict[str, str]:
-    tiers, apart, router = scenario.tiers, scenario.separation, scenario.router
-    found: dict[str, str] = {}
-    if tiers.write_policy != "through-selective":
-        found |= _given(
-            tiers, "tiers", ("selective_depth_blocks",), f"write policy {tiers.write_policy}"
-        )
-    if not is_separated(scenario):
-        nobody = "instances that all have role mixed"
-        found |= _given(apart, "separation", tuple(f.name for f in fields(apart)), nobody)
-        found |= _given(router, "router", ("decode",), nobody)
-    else:
-        how = f"separation.transfer {apart.transfer}"
-        if apart.transfer != "push":
-            found |= _given(apart, "separation", ("pipelined",), how)
-        if apart.transfer != "on-demand":
-            found |= _given(apart, "separation", ("chunk_blocks",), how)
-    kinds = {router.kind, router.decode} if is_separated(scenario) else {router.kind}
-    if "prefix-aware" not in kinds:
-        weights = ("w_overlap", "w_load", "w_transfer", "candidates")
-        found |= _given(router, "router", weights, f"router {router.kind}")
-    return found
-
-
-_DEVICE = ("read_gbytes_per_s", "write_gbytes_per_s", "read_latency_us", "write_latency_us")
-
-
-def _unread_tiers(scenario: Scenario) -> dict[str, str]:
-    """Tiers that nothing is ever written to, and what is never asked of those that are there."""
-    tiers, lower, rules = scenario.tiers, lower_tiers(scenario), scenario.scheduler
-    found: dict[str, str] = {}
-    swaps = rules.preemption == "swap"
-    if rules.reservation == "reserve-full":
-        swaps = False
-        found |= _given(rules, "scheduler", ("preemption",), "reservation reserve-full")
-    elif swaps and not lower:
-        found |= _given(rules, "scheduler", ("preemption",), "a cluster without a tier below HBM")
-    why = _why_not_written(scenario)
-    if why is not None:
-        written = "through" in why or swaps  # the first one is
-        for name in lower[written:]:
-            found |= _given(getattr(tiers, name), f"tiers.{name}", ("capacity_gib",), why)
-    if tiers.write_policy.startswith("through") and not lower:
-        found["tiers.write_policy"] = (
+def _idle_tier_policies(scenario: Scenario) -> dict[str, str]:
+    """Return policies for which there are too few tiers, or no next turn."""
+    tiers, count = scenario.tiers, len(lower_tiers(scenario))
+    reasons: dict[str, str] = {}
+    if tiers.write_policy.startswith("through") and not count:
+        reasons["tiers.write_policy"] = (
             f"is {tiers.write_policy}, but there is no tier below HBM to write to; give one a "
             "capacity_gib, or use back"
         )
-    if tiers.prefetch != "none" and len(lower) < 2:
-        found["tiers.prefetch"] = (
+    if tiers.prefetch != "none" and count < 2:
+        reasons["tiers.prefetch"] = (
             f"is {tiers.prefetch}, which brings blocks up to the first tier below HBM, but there "
             "are no two below it; give another one a capacity_gib, or use none"
         )
     elif tiers.prefetch == "next-in-session" and scenario.workload.turns[1] == 1:
-        found |= _given(tiers, "tiers", ("prefetch",), "sessions of one turn")
-    if tiers.prefetch != "next-in-session":
-        found |= _given(tiers, "tiers", ("prefetch_at",), f"prefetch {tiers.prefetch}")
-    for name in TIERS:
-        section = getattr(tiers, name)
-        if tiers.write_policy != "back":
-            who = f"write policy {tiers.write_policy}"
-            found |= _given(section, f"tiers.{name}", ("admission",), who)
-        numbers = [n for n, policies in READ_WITH.items() if section.admission not in policies]
-        found |= _given(section, f"tiers.{name}", numbers, f"admission {section.admission}")
-        if section.profile is not None:
-            default = getattr(TiersSection(), name)
-            found |= _given(section, f"tiers.{name}", _DEVICE, "a tier with a profile", default)
-    return found
+        reasons["tiers.prefetch"] = _not_read_by(tiers.prefetch, _FACTS["several_turns"].otherwise)
+    return reasons
 
 
 def _why_not_written(scenario: Scenario) -> str | None:
-    """Why no content comes to a tier below HBM, or below the first one where that is written
-    through; None where it does."""
+    """Return why nothing comes to a tier below HBM, or below the first one if that is written
+    through; None if something does."""
     policy = scenario.tiers.write_policy
     if scenario.workload.source == "poisson":
         return "single requests, which share nothing"
     if policy == "back":
         return None
     only = "" if policy == "none" else ", which writes to the first tier below HBM alone"
-    return f"write policy {policy}{only}"
-
-
-def _given(
-    section: Any, path: str, names: Sequence[str], who: str, default: Any = None
-) -> dict[str, str]:
-    default = type(section)() if default is None else default
-    return {
-        f"{path}.{name}": f"is {show(value)}, which is not read by {who}; leave it out"
-        for name in names
-        if (value := getattr(section, name)) != getattr(default, name)
-    }
+    return f"tiers.write_policy {policy}{only}"

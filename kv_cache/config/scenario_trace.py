@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.load import shipped
 from kv_cache.config.scenario import Scenario, WorkloadSection
+from kv_cache.config.yaml_files import shipped
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Lookup
 from kv_cache.workload.formats.row import TraceRow

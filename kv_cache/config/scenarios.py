@@ -9,16 +9,17 @@ content: that is in scenario.py, and the rules that hold between its options in 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.grid import Axis, same, word, zipped
-from kv_cache.config.load import data_file, read_yaml, shipped_names, yaml_value
+from kv_cache.config.axes import Axis, count_of, lists_of, nested, separate, table_of, word, zipped
 from kv_cache.config.scenario import Scenario
-from kv_cache.config.scenario_rules import check, not_asked, refuse, unread
+from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
 from kv_cache.config.schema import describe, overlay, print_config, show
+from kv_cache.config.yaml_files import data_file, read_yaml, shipped_names, yaml_value
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.seed import Seed
 
@@ -117,7 +118,7 @@ class Scenarios:
                 continue
             where = f"{self.source}, {variant.name}" if variant.name else self.source
             check(variant.scenario, where, whole=False)
-            found.append((variant.scenario, unread(variant.scenario)))
+            found.append((variant.scenario, not_read(variant.scenario)))
         reasons = {path: why for _, idle in reversed(found) for path, why in idle.items()}
         nobody = {
             path: why
@@ -167,7 +168,7 @@ def scenario_names() -> tuple[str, ...]:
 def overlaid(scenario: Scenario, values: Mapping[str, Any], where: str) -> Scenario:
     """`scenario` with options by dotted path put over it. Raises ConfigError."""
     for path, value in values.items():
-        scenario = overlay(scenario, _nested(path, value), where)
+        scenario = overlay(scenario, nested(path, value), where)
     return scenario
 
 
@@ -188,17 +189,20 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
     changed = {**scale, **dict(settings)}
     for name in ("vary", "zip"):
         given[name] = _changed(given[name], changed, name, source)
-    seeds = _seeds(changed.pop("seeds", given["seeds"]), source)
+    seeds = count_of(changed.pop("seeds", given["seeds"]), source, "seeds", MOST_SEEDS)
     labels, variants = _variants(given["variants"], base, source)
     _not_set(settings, given, variants)
-    axes = (
-        *variants,
-        *(
-            Axis(paths=(name,), values=tuple((value,) for value in values))
-            for name, values in _lists(given["vary"], base, source, "vary").items()
-        ),
-        *zipped(_lists(given["zip"], base, source, "zip"), source),
-    )
+    columns = {
+        key: lists_of(
+            given[key],
+            source,
+            key,
+            partial(_require, base=base, source=source, key=key),
+            "seeds: N to repeat each variant",
+        )
+        for key in ("vary", "zip")
+    }
+    axes = (*variants, *separate(columns["vary"]), *zipped(columns["zip"], source))
     made = Scenarios(
         source=source,
         preset=preset or "",
@@ -279,7 +283,7 @@ def _preset(
     presets: Any, name: str | None, base: Scenario, source: str, axes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What the preset of that name changes; all of them are checked."""
-    table = _mapping(presets, source, "presets", "{smoke: {option: value}}")
+    table = table_of(presets, source, "presets", "{smoke: {option: value}}")
     found: dict[str, dict[str, Any]] = {}
     for word_, values in table.items():
         if word_ not in PRESETS:
@@ -289,7 +293,7 @@ def _preset(
         where = f"presets.{word_}"
         found[word_] = {
             path: _scale(path, value, base, source, where, axes)
-            for path, value in _mapping(values, source, where, "{option: value}").items()
+            for path, value in table_of(values, source, where, "{option: value}").items()
         }
     if name is None:
         return {}
@@ -318,7 +322,7 @@ def _scale(
             "another scenario"
         )
     if path == "seeds":
-        _seeds(value, f"{source}, {where}")
+        count_of(value, f"{source}, {where}", "seeds", MOST_SEEDS)
     else:
         _require(path, value, base, source, where)
     return value
@@ -379,31 +383,15 @@ def _not_set(
             )
 
 
-def _lists(given: Any, base: Scenario, source: str, key: str) -> dict[str, list[Any]]:
-    found = _mapping(given, source, key, "{option: [values]}")
-    for path, values in found.items():
-        if not isinstance(values, list) or not values:
-            what = "no values" if values in ([], None) else show(values)
-            raise ConfigError(f"{source}: {key}.{path} has {what}; give a list of values")
-        for place, value in enumerate(values):
-            _require(path, value, base, source, key)
-            if key == "vary" and any(same(value, other) for other in values[:place]):
-                raise ConfigError(
-                    f"{source}: {key}.{path} has {show(value)} twice; give each value once, and "
-                    "seeds: N to repeat each variant"
-                )
-    return dict(found)
-
-
 def _variants(given: Any, base: Scenario, source: str) -> tuple[tuple[str, ...], tuple[Axis, ...]]:
     """Named variants are one axis; what one of them does not mention stays as it is."""
-    table = _mapping(given, source, "variants", "{name: {option: value}}")
+    table = table_of(given, source, "variants", "{name: {option: value}}")
     if not table:
         return (), ()
     rows: dict[str, Mapping[str, Any]] = {}
     for name, values in table.items():
         where = f"variants.{name}"
-        rows[str(name)] = _mapping(values, source, where, "{option: value}")
+        rows[str(name)] = table_of(values, source, where, "{option: value}")
         for path, value in rows[str(name)].items():
             _require(path, value, base, source, where)
     paths = tuple(dict.fromkeys(path for row in rows.values() for path in row))
@@ -424,7 +412,7 @@ def _require(path: object, value: Any, base: Scenario, source: str, key: str) ->
         raise ConfigError(f"{where}: {path} does not vary; seeds: N repeats with other seeds")
     if any(option.startswith(f"{path}.") for option in _DEFAULTS):
         raise ConfigError(f"{where}: {path} is a section; give an option of it")
-    overlay(base, _nested(path, value), where)
+    overlay(base, nested(path, value), where)
 
 
 def _require_named(table: str, inside: str, base: Scenario, where: str) -> None:
@@ -440,24 +428,6 @@ def _require_named(table: str, inside: str, base: Scenario, where: str) -> None:
             f"{where}: {table} has no {show(name)}, or the option is missing; give "
             f"{table}.NAME.OPTION.{did_you_mean(name, there)}"
         )
-
-
-def _mapping(given: Any, source: str, key: str, shape: str) -> Mapping[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{source}: {key} is {show(given)}; it must be {shape}")
-    return given
-
-
-def _seeds(given: Any, source: str) -> int:
-    if given is None:
-        return 1
-    if type(given) is int and 1 <= given <= MOST_SEEDS:
-        return given
-    raise ConfigError(
-        f"{source}: seeds is {show(given)}; it must be a whole number, 1 to {MOST_SEEDS}"
-    )
 
 
 def _once(made: Scenarios) -> None:
@@ -478,9 +448,3 @@ def _short(paths: Sequence[str]) -> dict[str, str]:
     """Options as they are called in names: without their section, where that tells them apart."""
     short = {path: path.partition(".")[2] or path for path in paths}
     return short if len(set(short.values())) == len(short) else {path: path for path in paths}
-
-
-def _nested(path: str, value: Any) -> Any:
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return value

@@ -17,6 +17,7 @@ import textwrap
 import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
+from fractions import Fraction
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -51,11 +52,12 @@ class Rule:
     metavar: str | None = None
     required: bool = False
     rare: bool = False  # in --help-all alone
+    read_when: tuple[str, ...] = ()  # conditions without which it has no effect: config/unread.py
 
     @property
     def is_path(self) -> bool:
         """Whether it names files or directories, by what its value is called."""
-        return self.metavar in ("PATH", "DIR")
+        return (self.metavar or "").endswith(("PATH", "DIR", "FILE"))
 
     @property
     def words(self) -> list[str]:
@@ -139,12 +141,14 @@ def opt(
     metavar: str | None = None,
     required: bool = False,
     rare: bool = False,
+    read_when: str | tuple[str, ...] = (),
 ) -> Any:
     """Declare one option as a dataclass field; `help` is one line without the bounds and the unit.
     A number with a unit is also read from text that has one, as `10GB` or `5m`."""
     rule = Rule(
         help=help, unit=unit, low=low, above=above, high=high, choices=choices, flag=flag,
         short=short, metavar=metavar, required=required, rare=rare,
+        read_when=(read_when,) if isinstance(read_when, str) else read_when,
     )  # fmt: skip
     if isinstance(default, Mapping):
         table = dict(default)
@@ -162,16 +166,15 @@ def same_option(section: type, name: str, default: Any = dataclasses.MISSING) ->
 # --- reading -------------------------------------------------------------------------------
 
 
-def from_mapping(cls: type[T], mapping: object, where: str = "") -> T:
-    """A `cls` from plain values; what is missing takes its default. `where` names the file.
-
-    Raises ConfigError.
+def from_mapping(cls: type[T], mapping: object, where: str = "", path: str = "") -> T:
+    """Return a `cls` of plain values; what is missing takes its default, if it is not required.
+    `where` names the file, and `path` the place in it. Raises ConfigError.
     """
-    return overlay(cls(), mapping, where)
+    return _section(cls(), mapping, _At(where, path), whole=True)
 
 
 def overlay(base: T, mapping: object, where: str = "") -> T:
-    """`base` with the values of `mapping` put over it, at any depth. Raises ConfigError."""
+    """Return `base` with the values of `mapping` over it, at any depth. Raises ConfigError."""
     return _section(base, mapping, _At(where, ""))
 
 
@@ -213,41 +216,66 @@ def _number_in(kind: Any, rule: Rule, text: str, at: "_At") -> object:
         number: object = kind(text)
     except ValueError:
         if (number := number_with_unit(text, rule.unit, kind)) is None:
-            raise at.error(f"is {show(text)}; it must be {_wanted(kind, rule)}") from None
+            raise at.error(f"is {show(text)}; it must be {_wanted(kind, rule, text)}") from None
     return number
 
 
-_SIZES = {
-    "b": 1,
-    "bytes": 1,
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+_SIZES: Mapping[str, Fraction] = {
+    "b": Fraction(1),
+    "bytes": Fraction(1),
+    **{f"{letter}b": Fraction(1000**power) for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": Fraction(1024**power) for power, letter in enumerate("kmgt", 1)},
 }
-_TIMES = {
-    "ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0,
-    "d": 86_400.0,
-}  # fmt: skip
-_WITH_UNIT = re.compile(r"([0-9.]+(?:e[-+]?[0-9]+)?) ?([a-zµ]+)", re.IGNORECASE)
+_TIMES: Mapping[str, Fraction] = {
+    **{unit: Fraction(1, 10**power) for unit, power in (("ns", 9), ("us", 6), ("µs", 6))},
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+    "d": Fraction(86_400),
+}
+_WITH_UNIT = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(e[-+]?[0-9]{1,3})? ?([a-zA-Zµ]+)")
 
 
 def number_with_unit(text: str, unit: str | None, kind: type) -> float | int | None:
     """Return `10GB` or `5m` as a number of `unit` (bytes, KiB … TiB, ns … s); None if it is not
-    one, or not a whole number of units if `kind` is int."""
+    one, or not a whole number of units if `kind` is int.
+
+    Sizes may be written in any case, but not as bits (`Gb`); times only as they are (`ms`).
+    """
     matched = _WITH_UNIT.fullmatch(text.strip())
-    for table in (_SIZES, _TIMES):
-        if matched is None or (unit or "").lower() not in table:
-            continue
-        factor = table.get(matched[2].lower())
-        if factor is None:
-            return None
-        try:
-            number = float(matched[1]) * factor / table[(unit or "").lower()]
-        except ValueError:
-            return None
-        if kind is float:
-            return number
-        return round(number) if abs(number - round(number)) < 1e-6 else None
-    return None
+    if matched is None or unit is None:
+        return None
+    number, word = Fraction(f"{matched[1]}{matched[2] or ''}"), matched[3]
+    if unit.lower() in _SIZES and not re.fullmatch("[KMGT]i?b", word):
+        factor, base = _SIZES.get(word.lower()), _SIZES[unit.lower()]
+    elif unit in _TIMES:
+        factor, base = _TIMES.get(word), _TIMES[unit]
+    else:
+        return None
+    if factor is None:
+        return None
+    return _as_number(number * factor / base, kind)
+
+
+def _as_number(exact: Fraction, kind: type) -> float | int | None:
+    if kind is int:
+        return exact.numerator if exact.denominator == 1 else None
+    try:
+        return float(exact)
+    except OverflowError:
+        return None
+
+
+def _units_of(rule: Rule) -> str:
+    """Return a hint at the units that an option is read with; empty if it takes none."""
+    unit = rule.unit or ""
+    if unit.lower() in _SIZES:
+        return f" of {unit}, or one with B, KB, KiB, MB, MiB, GB, GiB, TB or TiB"
+    if unit in _TIMES:
+        return f" of {unit}, or one with ns, us, ms, s, m, h or d"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,18 +295,24 @@ class _At:
         return ConfigError(f"{prefix}{self.path or 'the top level'} {text}")
 
 
-def _section(base: T, raw: object, at: _At) -> T:
-    if raw is None:  # a section in YAML whose keys are all commented out
-        return base
+def _section(base: T, raw: object, at: _At, *, whole: bool = False) -> T:
+    """Return `base` with the values of `raw`, which if it is to be `whole` has all that the section
+    requires."""
     hints = _hints(type(base))
     rules = _rules(type(base))
-    given = {}
+    required = [name for name, rule in rules.items() if whole and rule and rule.required]
+    if raw is None and not required:  # a section in YAML whose keys are all commented out
+        return base
+    values = {}
     for key, value in _mapping(raw, at).items():
         if key not in hints:
             word = key if isinstance(key, str) else show(key)
             raise at.key(key).error(f"is not a known key.{did_you_mean(word, hints)}")
-        given[key] = _value(hints[key], rules[key], getattr(base, key), value, at.key(key))
-    return dataclasses.replace(base, **given)  # type: ignore[type-var]
+        values[key] = _value(hints[key], rules[key], getattr(base, key), value, at.key(key))
+    for name in required:
+        if name not in values:
+            raise at.key(name).error("is missing")
+    return dataclasses.replace(base, **values)  # type: ignore[type-var]
 
 
 def _value(hint: Any, rule: Rule | None, base: Any, raw: object, at: _At) -> Any:
@@ -287,6 +321,9 @@ def _value(hint: Any, rule: Rule | None, base: Any, raw: object, at: _At) -> Any
     kind, optional = _without_none(hint)
     if raw is None and optional:
         return None
+    if is_dataclass(kind):
+        assert isinstance(kind, type)
+        return _section(kind(), raw, at, whole=True)
     assert rule is not None, f"{at.path} is neither a section nor made by opt"
     origin = get_origin(kind)
     if origin is tuple:
@@ -297,16 +334,23 @@ def _value(hint: Any, rule: Rule | None, base: Any, raw: object, at: _At) -> Any
 
 
 def _scalar(kind: type, rule: Rule, raw: object, at: _At) -> Any:
-    if isinstance(raw, str) and kind in (int, float):
-        raw = raw if (n := number_with_unit(raw, rule.unit, kind)) is None else n
+    raw = _converted(kind, rule, raw)
     value = _typed(kind, rule, raw)
     if value is None or not rule.allows(value):
         hint = did_you_mean(raw, rule.choices) if rule.choices and isinstance(raw, str) else ""
         hint = hint if hint.startswith(" Did") else ""
         quotes = kind is str and rule.choices is None and isinstance(raw, int | float)
-        text = f"is {show(raw)}; it must be {_wanted(kind, rule)}"
+        text = f"is {show(raw)}; it must be {_wanted(kind, rule, raw)}"
         raise at.error(text + (" (put it in quotes)" if quotes else "") + (hint and f".{hint}"))
     return _at_home(value, at) if rule.is_path else value
+
+
+def _converted(kind: type, rule: Rule, raw: object) -> object:
+    """Return text with a unit as the number that it is, anything else as it is."""
+    if not isinstance(raw, str) or kind not in (int, float):
+        return raw
+    number = number_with_unit(raw, rule.unit, kind)
+    return raw if number is None else number
 
 
 def _at_home(path: str, at: _At) -> str:
@@ -351,7 +395,7 @@ def _sequence(kinds: tuple[Any, ...], rule: Rule, raw: object, at: _At) -> tuple
         raw = [raw]
     if not isinstance(raw, list | tuple) or (len(raw) != 2 if pair else not raw):
         raise at.error(f"is {show(raw)}; it must be {wanted}")
-    values = tuple(_typed(kind, rule, item) for item in raw)
+    values = tuple(_typed(kind, rule, _converted(kind, rule, item)) for item in raw)
     for item, value in zip(raw, values, strict=True):
         if value is None or not rule.allows(value):
             raise at.error(f"has {show(item)} in it; it must be {wanted}")
@@ -386,10 +430,12 @@ def _mapping(raw: object, at: _At) -> Mapping[Any, Any]:
     return raw
 
 
-def _wanted(kind: type, rule: Rule) -> str:
+def _wanted(kind: type, rule: Rule, raw: object) -> str:
     if rule.choices is not None:
         return rule.bounds
     noun = _NOUNS[kind] + (" that is not empty" if kind is str else "")
+    if kind in (int, float) and isinstance(raw, str):
+        noun += _units_of(rule)
     return f"{noun}, {rule.bounds}" if rule.bounds else noun
 
 
@@ -501,11 +547,22 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def _hints(cls: type) -> dict[str, Any]:
-    hints = get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+def is_optional(cls: type, name: str) -> bool:
+    """Whether an option of a section need not be set: it may be None."""
+    return _without_none(_hints(cls)[name])[1]
+
+
+def _hints(cls: type) -> Mapping[str, Any]:
+    """Return the type of each field."""
+    if cls not in _HINTS:
+        hints = get_type_hints(cls)
+        _HINTS[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    return _HINTS[cls]
+
+
+_HINTS: dict[type, Mapping[str, Any]] = {}  # for files with thousands of equal sections
 
 
 def _rules(cls: type) -> dict[str, Rule | None]:
-    """The rule of each field; None for a section."""
+    """Return the rule of each field; None for a section."""
     return {f.name: f.metadata.get("rule") for f in dataclasses.fields(cls)}

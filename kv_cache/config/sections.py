@@ -14,9 +14,6 @@ from kv_cache.core.units import gib_to_bytes, whole_pages
 from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.tiers.file_options import FSYNC, LAYOUTS
-from kv_cache.workload.formats.base import TimeUnit
-from kv_cache.workload.lengths import LAWS
-from kv_cache.workload.row_requests import History
 
 REFERENCE_GPU_GIB = 16.0
 REFERENCE_CPU_GIB = 32.0
@@ -107,8 +104,9 @@ class RunConfig:
         high=1000, flag="--trials",
     )  # fmt: skip
     trial_cooldown_s: float = opt(
-        0.0, "Pause between trials", unit="s", low=0, high=86_400, flag="--trial-cooldown"
-    )
+        0.0, "Pause between trials", unit="s", low=0, high=86_400, flag="--trial-cooldown",
+        read_when="run.trials!=1",
+    )  # fmt: skip
     clients: int = opt(
         1, "Processes that run together on this machine: each a whole run with its own seed and "
            "directories, started at the same instant, with results added up", low=1, high=256,
@@ -156,7 +154,7 @@ class TiersConfig:
     ranks: str = opt(
         "one", "Whose objects are stored: one rank's share of each, as the reference; or those of "
         "all ranks, as many objects as ranks (an MLA latent is stored once)",
-        choices=("one", "all"), flag="--ranks",
+        choices=("one", "all"), flag="--ranks", read_when="tiers.tensor_parallel!=1",
     )  # fmt: skip
     gpu: str = opt(
         "auto", "Where the GPU tier is: on a CUDA device, or emulated in CPU memory",
@@ -236,8 +234,9 @@ class IoConfig:
                 "(arena); appended to files of 256 MiB (bucket)", choices=LAYOUTS, flag="--layout",
     )  # fmt: skip
     rename: bool = opt(
-        True, "With layout file, write under a temporary name and rename what is complete"
-    )
+        True, "With layout file, write under a temporary name and rename what is complete",
+        read_when=("io.layout=file", "!on_objects"),
+    )  # fmt: skip
     verify: str = opt(
         "stamps", "What to verify on each read: the stamp of every page, all bytes, or nothing",
         choices=("stamps", "full", "off"), flag="--verify",
@@ -253,7 +252,7 @@ class IoConfig:
     store_buffers: int = opt(16, "Buffers for writes", low=2, high=1024)
     fsync: str | None = opt(
         None, "When to fsync: never, after each object, or after every 8 objects; if not given, "
-              "by semantics.preset", choices=FSYNC, flag="--fsync",
+        "by semantics.preset", choices=FSYNC, flag="--fsync", read_when="!on_objects",
     )  # fmt: skip
 
 
@@ -365,162 +364,6 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrivalConfig:
-    """When requests come."""
-
-    mode: str = opt(
-        "closed", "closed = users wait for their answer before they think and ask again; open = "
-        "users do not wait, as in the reference", choices=("closed", "open"),
-    )  # fmt: skip
-    request_rate: float = opt(
-        0.0, "Request rate of all users together, instead of think times or a trace's "
-             "timestamps; 0 = not set",
-        unit="1/s", low=0, high=1e9, flag="--request-rate",
-    )  # fmt: skip
-    process: str = opt(
-        "fixed", "Spacing of requests when request_rate is above 0",
-        choices=("fixed", "poisson", "gamma"),
-    )  # fmt: skip
-    cv: float = opt(
-        2.0, "Coefficient of variation of the gamma process; above 1 = bursts", above=0, high=100,
-        flag="--arrival-cv",
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadConfig:
-    """Who asks for what: synthetic users, or a trace."""
-
-    trace: str | None = opt(
-        None, "Replay this trace instead of synthetic users", flag="--trace", metavar="PATH"
-    )
-    trace_models: Mapping[str, str] = opt(
-        {}, "Map the trace's model names to models of run.model_mix; requests of other models "
-            "are drawn by weight", flag="--trace-models", metavar="TRACE=NAME,...",
-    )  # fmt: skip
-    mix_opening_tokens: int = opt(
-        512, "With run.model_mix and a trace of hash ids: requests that have the block behind so "
-        "many tokens in common ask the same model; what is shared before it, as a system prompt, "
-        "each model has for itself", unit="tokens", low=0, high=10_000_000,
-    )  # fmt: skip
-    trace_format: str = opt(
-        "auto", "Format of the trace; auto = by its content", flag="--trace-format",
-        metavar="NAME",
-    )  # fmt: skip
-    trace_time_unit: str = opt(
-        "auto", "Unit of the trace's times where they are bare numbers; auto = the format's, "
-        "unless that makes them faster than any service and another unit does not",
-        choices=("auto", *(unit.value for unit in TimeUnit)), flag="--trace-time-unit",
-    )  # fmt: skip
-    trace_speedup: float = opt(
-        1.0, "Divide gaps between requests and think times by this; 0 = send requests as fast as "
-             "they are served", low=0, high=1e9, flag="--trace-speedup",
-    )  # fmt: skip
-    trace_users: int | None = opt(
-        None, "Concurrent sessions, for a trace of sessions without timestamps; if not given, "
-              "run.num_users", low=1, high=100_000, flag="--trace-users",
-    )  # fmt: skip
-    arrival_scale: float = opt(
-        1.0, "Multiply the session arrival rate by this; each session keeps its own pace, and a "
-             "row without a session is a session of its own",
-        low=1e-6, high=1e6, flag="--arrival-scale",
-    )  # fmt: skip
-    trace_window: str | None = opt(
-        None, "Replay only what lies between these seconds of the trace, e.g. 600:1200; either may "
-        "be left out", flag="--trace-window", metavar="FROM:TO",
-    )  # fmt: skip
-    trace_history: str = opt(
-        "format", "How to read the prompts of a session's later rows: as the format says, as "
-                  "including the history, as only what is added to it, or as having no history",
-        choices=tuple(history.value for history in History), flag="--trace-history",
-    )  # fmt: skip
-    trace_prompts: bool = opt(
-        False, "Begin a share of the trace's conversations with a common system prompt, see "
-               "prefix_cache: sharing that the trace itself does not have", flag="--trace-prompts",
-    )  # fmt: skip
-    replay_cycles: int = opt(
-        0, "Stop after this many passes over the trace; 0 = endless", low=0, high=10**9,
-        flag="--replay-cycles",
-    )  # fmt: skip
-    skip_bad_rows: bool = opt(
-        False, "Skip and count unreadable rows instead of refusing the trace",
-        flag="--skip-bad-rows",
-    )  # fmt: skip
-    dataset_path: str | None = opt(
-        None, "Replay the conversations of this file of ShareGPT's or of OpenAI's messages: the "
-        "same as trace with trace_format sharegpt", flag="--dataset-path", metavar="PATH",
-    )  # fmt: skip
-    max_conversations: int | None = opt(
-        None, "Read only the first N sessions of a trace of sessions; 0 = all; if not given, 500 "
-              "for a dataset_path, else all", low=0, high=10**9, flag="--max-conversations",
-    )  # fmt: skip
-    tokenizer: str = opt(
-        "chars", "Tokenizer for a dataset's texts: chars (sharegpt.chars_per_token_estimate), "
-                 "tiktoken:ENCODING or tiktoken:FILE, or hf:FILE (a tokenizer.json); nothing is "
-                 "downloaded", flag="--tokenizer", metavar="NAME",
-    )  # fmt: skip
-    use_burst_trace: bool = opt(
-        False, "Replay the BurstGPT trace at burst_trace_path", flag="--use-burst-trace"
-    )
-    burst_trace_path: str = opt(
-        "BurstGPT/data/BurstGPT_1.csv", "BurstGPT CSV: a file, a directory of them or a pattern",
-        flag="--burst-trace-path", metavar="PATH",
-    )  # fmt: skip
-    multi_turn: bool = opt(
-        True, "Users hold conversations whose earlier turns are looked up",
-        flag="--disable-multi-turn",
-    )  # fmt: skip
-    population_seed: int | None = opt(
-        None, "Seed of who the synthetic users are (kind, class, pace), if not the run's: the same "
-        "people ask for other things", low=0, high=2**32 - 1,
-    )  # fmt: skip
-    prefix_caching: bool = opt(
-        True, "Requests may share a system prompt, see prefix_cache",
-        flag="--disable-prefix-caching",
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LawConfig:
-    """One law of lengths or times; which of the other keys it needs, it says."""
-
-    law: str = opt(
-        "personas",
-        "personas = as user_templates says; fixed (value), uniform (low, high), lognormal (median, "
-        "sigma; low and high cut it off), zipf (exponent, low, high, step: the k-th value has a "
-        "share of k^-exponent) or empirical (quantiles, values; straight lines in between)",
-        choices=("personas", *LAWS),
-    )  # fmt: skip
-    value: float | None = opt(None, "The value of fixed", low=0)
-    low: float | None = opt(None, "Least value", low=0)
-    high: float | None = opt(None, "Greatest value", low=0)
-    step: int = opt(1, "Distance of two values of zipf", low=1)
-    median: float | None = opt(None, "Median of lognormal, before it is cut off", above=0)
-    sigma: float | None = opt(
-        None, "Standard deviation of the logarithm, of lognormal", low=0, high=10
-    )
-    exponent: float | None = opt(None, "Exponent of zipf", low=0, high=20)
-    quantiles: tuple[float, ...] | None = opt(
-        None, "Shares of empirical, growing from 0 to 1", low=0, high=1
-    )
-    values: tuple[float, ...] | None = opt(
-        None, "Values of empirical, one for each of quantiles", low=0
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthsConfig:
-    """Laws for synthetic users in place of user_templates: tokens that a request adds to its
-    conversation (prompt) and generates (output), seconds before it (think_s), requests of a
-    conversation (turns). trace fit writes this section."""
-
-    prompt: LawConfig = field(default_factory=LawConfig)
-    output: LawConfig = field(default_factory=LawConfig)
-    think_s: LawConfig = field(default_factory=LawConfig)
-    turns: LawConfig = field(default_factory=LawConfig)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
     """What is looked at while the run goes on."""
 
@@ -530,7 +373,7 @@ class MonitorConfig:
     )  # fmt: skip
     latency_tracing: bool = opt(
         False, "Trace the block layer with bpftrace: time in the kernel and in the device",
-        flag="--enable-latency-tracing",
+        flag="--enable-latency-tracing", read_when="!run.virtual_time",
     )  # fmt: skip
 
 
@@ -540,24 +383,23 @@ class PreconditionConfig:
 
     enabled: bool = opt(
         False, "Fill the device twice, run the workload until throughput is steady (SNIA PTS), "
-               "then measure", flag="--precondition",
+        "then measure", flag="--precondition", read_when="!run.virtual_time",
     )  # fmt: skip
     size_gib: float = opt(
         0.0, "Total bytes that the fill writes; 0 = twice storage_capacity_gib", unit="GiB", low=0,
-        high=2**30, flag="--precondition-size-gb",
+        high=2**30, flag="--precondition-size-gb", read_when="precondition.enabled",
     )  # fmt: skip
     threads: int = opt(
-        0, "Threads of the fill; 0 = one per core", low=0, high=1024,
-        flag="--precondition-threads",
+        0, "Threads of the fill; 0 = one per core", low=0, high=1024, flag="--precondition-threads",
+        read_when="precondition.enabled",
     )  # fmt: skip
     round_s: float = opt(
         60.0, "Length of one preconditioning round of the workload", unit="s", low=0.1, high=86_400,
-        flag="--round",
+        flag="--round", read_when="precondition.enabled",
     )  # fmt: skip
     max_rounds: int = opt(
         25, "Give up after this many rounds and report the device as not steady; 0 = fill only",
-        low=0, high=1000,
-        flag="--max-rounds",
+        low=0, high=1000, flag="--max-rounds", read_when="precondition.enabled",
     )  # fmt: skip
 
 
@@ -584,8 +426,9 @@ class OutputConfig:
         metavar="TEXT",
     )  # fmt: skip
     records: bool = opt(
-        False, "Write every request and operation to the results directory", flag="--records"
-    )
+        False, "Write every request and operation to the results directory", flag="--records",
+        read_when="output.results_dir",
+    )  # fmt: skip
     progress: bool = opt(True, "Show progress on stderr", flag="--no-progress")
     latency_dump: str | None = opt(
         None,
@@ -613,25 +456,25 @@ class OutputConfig:
     )  # fmt: skip
     hdr_log: str | None = opt(
         None, "Write the latencies of each window as an HdrHistogram log, compressed if the name "
-              "ends in .gz or .zst", flag="--hdr-log", metavar="PATH",
+        "ends in .gz or .zst", flag="--hdr-log", metavar="PATH", read_when="!output.io_trace_log",
     )  # fmt: skip
     metrics_port: int | None = opt(
         None, "Serve Prometheus metrics on this port during the run; 0 = any free port, which is "
-              "logged", low=0, high=65_535, flag="--metrics-port",
+        "logged", low=0, high=65_535, flag="--metrics-port", read_when="!run.virtual_time",
     )  # fmt: skip
     metrics_host: str = opt(
         "127.0.0.1", "Address to serve metrics on; 0.0.0.0 = all interfaces, open to everyone "
-                     "who can reach them",
-        flag="--metrics-host", metavar="ADDRESS",
+        "who can reach them", flag="--metrics-host", metavar="ADDRESS",
+        read_when="output.metrics_port",
     )  # fmt: skip
     json: bool = opt(False, "Print the summary as one JSON document instead of text", flag="--json")
     fio_export: str | None = opt(
         None, "Write a fio job file that does the same storage I/O", flag="--fio-export",
-        metavar="PATH",
+        metavar="PATH", read_when="!run.virtual_time",
     )  # fmt: skip
     certify: bool = opt(
         False, "After the run, measure the client's own limit: the same workload on storage that "
-               "takes no time", flag="--certify",
+        "takes no time", flag="--certify", read_when="!run.virtual_time",
     )  # fmt: skip
 
 
@@ -667,7 +510,7 @@ class SimConfig:
 
     profile: str | None = opt(
         None, "Measured device profile to use instead of the assumed models: a file written by "
-              "probe or calibrate", flag="--profile", metavar="PATH",
+        "probe or calibrate", flag="--profile", metavar="PATH", read_when="run.virtual_time",
     )  # fmt: skip
     extrapolate: bool = opt(
         False, "Extrapolate beyond the measured sizes; affected numbers are flagged",
@@ -676,6 +519,7 @@ class SimConfig:
     predict: str | None = opt(
         None, "Predict a real run beforehand with such a profile; the result then has "
               "prediction, measurement and error", flag="--predict", metavar="PATH",
+        read_when="!run.virtual_time",
     )  # fmt: skip
     gpu: SimTier = field(default_factory=SimTier)
     cpu: SimTier = field(

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from kv_cache.config.load import read_yaml
+from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.units import GIB
 from kv_cache.files.writing import write_atomically
 from kv_cache.result.paths import value_at

@@ -11,7 +11,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from kv_cache.config.load import read_yaml
+from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, TierLabel
 from kv_cache.metrics.histogram import Histogram

@@ -21,7 +21,7 @@ CASES = {
     "--tensor-parallel 4": ["tensor_parallel", "--num-gpus"],
     "--config missing.yaml": ["missing.yaml"],
     "--config bad.yaml": ["num_user", "num_users"],
-    "--config twice.yaml": ["stands twice", "line"],
+    "--config twice.yaml": ["duplicate key", "line"],
     "--config loop.yaml": ["loop.yaml", "alias"],
     "--config bomb.yaml": ["bomb.yaml", "aliases", "10,000,000"],
     "--cache-dir /etc/kv": ["/etc"],

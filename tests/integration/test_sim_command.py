@@ -218,7 +218,7 @@ def test_a_variable_of_an_option_of_run_is_none_of_sim(
     monkeypatch.setenv("KV_CACHE_SIM__SEEDS", "2")
     assert len(sim(capsys, "pool.yaml")["seeds"]) == 2
     monkeypatch.setenv("KV_CACHE_SIM__SEED", "2")
-    assert "KV_CACHE_SIM__SEED is no option's" in refused(capsys, "pool.yaml")
+    assert "KV_CACHE_SIM__SEED is not an option's" in refused(capsys, "pool.yaml")
 
 
 # --- what others do with it ------------------------------------------------------------------

@@ -11,11 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kv_cache.cache.limits import CacheRules
-from kv_cache.config import load
-from kv_cache.config.load import data_file, load_config, read_yaml
+from kv_cache.config import yaml_files
+from kv_cache.config.load import load_config
 from kv_cache.config.reference import NOT_YET
 from kv_cache.config.root import Config, options, value_at
+from kv_cache.config.rules import check
+from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.schema import describe, from_mapping, print_config, to_mapping
+from kv_cache.config.yaml_files import data_file, read_yaml
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.model import MODELS
 
@@ -128,7 +131,7 @@ REFERENCE_KEYS: Mapping[str, Any] = {
 
 def build(mapping: object) -> Config:
     config = from_mapping(Config, mapping)
-    config.check()
+    check(config)
     return config
 
 
@@ -156,9 +159,9 @@ def nest(path: str, value: object) -> dict[str, Any]:
 class TestDefaults:
     def test_are_valid_and_without_warnings(self) -> None:
         config = load_config(None)
-        config.check()
+        check(config)
         assert config == Config()
-        assert config.warnings() == []
+        assert config_warnings(config) == []
 
     def test_each_default_keeps_its_own_rule(self) -> None:
         for option in describe(Config):
@@ -295,8 +298,8 @@ class TestGarbage:
         message = ""
         try:
             config = from_mapping(Config, garbage)
-            config.check()
-            config.warnings()
+            check(config)
+            config_warnings(config)
             config.model_shape()
         except ConfigError as error:
             message = str(error)
@@ -448,13 +451,13 @@ class TestRulesBetweenOptions:
         [
             ({"tiers": {"tensor_parallel": 3, "num_gpus": 3}}, "power of two"),
             ({"workload": {"trace_speedup": 2}}, "no trace is replayed"),
-            ({"arrival": {"cv": 3}}, "not gamma"),
+            ({"arrival": {"cv": 3}}, "no effect, as arrival.process is 'fixed'"),
             ({"autoscaler": {"mode": "predictive"}}, "no effect without --enable-autoscaling"),
             ({"rag": {"num_docs": 7}}, "no effect without --enable-rag"),
         ],
     )
     def test_warned(self, mapping: dict[str, Any], word: str) -> None:
-        (warning,) = build(mapping).warnings()
+        (warning,) = config_warnings(build(mapping))
         assert word in warning
 
 
@@ -586,9 +589,9 @@ class TestFiles:
         [
             (
                 "run:\n  seed: 1\n  model: x\n  seed: 2\n",
-                ["line 4", "'seed' stands twice", "line 2"],
+                ["line 4", "duplicate key 'seed'", "line 2"],
             ),
-            ("run: {seed: 1, seed: 1}\n", ["line 1", "'seed' stands twice"]),
+            ("run: {seed: 1, seed: 1}\n", ["line 1", "duplicate key 'seed'"]),
             ("run:\n\tseed: 1\n", ["line 2", "tab"]),
             ("run: [1\nx: 2\n", ["line 2"]),
             ("- 1\n", ["the top level is [1]", "mapping"]),
@@ -648,7 +651,7 @@ class TestFiles:
         inside = tmp_path / "kv_cache" / "_data" / "datasets"
         inside.mkdir(parents=True)
         (inside / "t.csv").touch()
-        monkeypatch.setattr(load, "_PACKAGE", tmp_path / "kv_cache")
+        monkeypatch.setattr(yaml_files, "_PACKAGE", tmp_path / "kv_cache")
         assert data_file("datasets", "t.csv") == inside / "t.csv"
         config = build({"workload": {"trace": "datasets/t.csv"}})
         assert config.trace_path() == inside / "t.csv"

@@ -8,7 +8,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_cache.config.grid import Axis, Cell, Grid, read_grid
+from kv_cache.config.axes import Axis
+from kv_cache.config.grid import Cell, Grid, read_grid
 from kv_cache.core.errors import ConfigError
 
 
@@ -20,7 +21,7 @@ def grid(tmp_path: Path, tree: Any, **options: bool) -> Grid:
 
 def made(axes: list[tuple[str, list[Any]]], **more: Any) -> Grid:
     return Grid(
-        source="g", given={}, config=None, base={}, repeat=1, seed=None,
+        source="g", tree={}, config=None, base={}, repeat=1, seed=None,
         axes=tuple(Axis(paths=(name,), values=tuple((v,) for v in vs)) for name, vs in axes),
         exclude=more.get("exclude", ()),
     )  # fmt: skip
@@ -97,9 +98,9 @@ BAD: list[tuple[Any, str]] = [
     ({"vary": {"io.threads": [4, 8, 4]}}, "has 4 twice"),
     ({"vary": {"run.seed": [1, 2]}}, "seed .of the grid. and repeat"),
     ({"vary": {"output.output": ["a"]}}, "a directory of its own"),
-    ({"base": {"io.threads": 4}, "vary": {"io.threads": [8]}}, "stands twice, in base too"),
-    ({"vary": {"io.threads": [8]}, "zip": {"io.threads": [8]}}, "stands twice"),
-    ("vary: {io.threads: [4], io.threads: [8]}", "stands twice"),
+    ({"base": {"io.threads": 4}, "vary": {"io.threads": [8]}}, "is given twice, in base too"),
+    ({"vary": {"io.threads": [8]}, "zip": {"io.threads": [8]}}, "is given twice"),
+    ("vary: {io.threads: [4], io.threads: [8]}", "duplicate key"),
     ({"zip": {"io.threads": [4], "run.num_users": [1, 2]}}, "lists of different lengths"),
     ({"zip": {"io.threads": [4, 4], "run.num_users": [1, 1]}}, "twice; keep one"),
     ({"vary": {"io.threads": [4]}, "exclude": [{"run.mode": "x"}]}, "which does not vary"),

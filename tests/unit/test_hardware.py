@@ -168,7 +168,7 @@ def test_what_is_no_hardware_profile_is_refused(tmp_path: Path) -> None:
         ("a.yaml", "", "its schema is empty"),
         ("b.yaml", "schema: kv-cache-profile/1", "its schema is 'kv-cache-profile/1'"),
         ("c.json", "{", "is not JSON"),
-        ("d.json", '{"schema": 1, "schema": 2}', "the key 'schema' stands twice"),
+        ("d.json", '{"schema": 1, "schema": 2}', "duplicate key 'schema'"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match=sentence):

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.root import Config
+from kv_cache.config.rules import check
 from kv_cache.config.schema import from_mapping
-from kv_cache.config.sections import LengthsConfig
+from kv_cache.config.workload_sections import LengthsConfig
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Qos
 from kv_cache.core.model import MODELS
@@ -250,7 +251,7 @@ def test_a_law_written_as_configuration_reads_back_as_itself(law: Law) -> None:
 )
 def test_a_law_that_cannot_be_is_refused(given: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        from_mapping(Config, {"lengths": {"prompt": given}}).check()
+        check(from_mapping(Config, {"lengths": {"prompt": given}}))
 
 
 # --- users -----------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from kv_cache.config.build import Load, build_load
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
+from kv_cache.config.rules import check
+from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.schema import from_mapping
 from kv_cache.core.block import Block, content_key, salted_key
 from kv_cache.core.errors import ConfigError, TraceError
@@ -179,7 +181,7 @@ def test_a_trace_may_say_which_model_is_which() -> None:
 
 def _load(mapping: dict[str, object], capacity: int | None = 2**36) -> tuple[Config, Load]:
     config = from_mapping(Config, mapping)
-    config.check()
+    check(config)
     return config, build_load(config, config.model_shape(), Seed(1), None, None, capacity)
 
 
@@ -360,11 +362,11 @@ def test_ranks_that_are_not_all_stored_are_a_share_of_each_object() -> None:
 
 def test_warnings_name_what_has_no_effect_or_surprises() -> None:
     tiers = {"tiers.tensor_parallel": 8, "tiers.num_gpus": 8}
-    few = load_config(None, {**tiers, "run.model": "tiny-1b"}).warnings()
+    few = config_warnings(load_config(None, {**tiers, "run.model": "tiny-1b"}))
     assert any("more than the 4 KV heads" in each for each in few)
-    assert not load_config(None, {**tiers, "run.model": "deepseek-v3"}).warnings()
-    alone = load_config(None, {"tiers.ranks": "all"}).warnings()
-    assert any("no effect with one rank" in each for each in alone)
+    assert not config_warnings(load_config(None, {**tiers, "run.model": "deepseek-v3"}))
+    alone = config_warnings(load_config(None, {"tiers.ranks": "all"}))
+    assert any("as tiers.tensor_parallel (--tensor-parallel) is 1" in each for each in alone)
 
 
 # --- keys ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
+from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.errors import ConfigError, PlaceError
 from kv_cache.core.mpirank import MpiRank
@@ -131,9 +132,9 @@ def test_options_that_mean_a_device_are_refused(options: dict[str, object], why:
 
 
 def test_options_without_effect_are_told() -> None:
-    assert any("fsync" in said for said in asked(io__fsync="object").warnings())
+    assert any("fsync" in said for said in config_warnings(asked(io__fsync="object")))
     alone = load_config(None, {"s3.part_mib": 8})
-    assert any("section s3" in said for said in alone.warnings())
+    assert any("section s3" in said for said in config_warnings(alone))
 
 
 def test_virtual_time_asks_no_server() -> None:

@@ -12,6 +12,8 @@ from kv_cache.config.build import build_world, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.root import Config, options, value_at
+from kv_cache.config.rules import check
+from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.schema import print_config
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.signals import Signals
@@ -56,7 +58,7 @@ def written(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_loads_and_sets_what_it_says(name: str) -> None:
     config = loaded(name)
-    config.check()
+    check(config)
     assert config.io.personality == name
     for path, value in PERSONALITIES[name].options.items():
         assert value_at(config, path) == value, path
@@ -71,7 +73,7 @@ def test_each_sets_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_none_warns_of_its_own_options(name: str) -> None:
-    assert loaded(name).warnings() == []
+    assert config_warnings(loaded(name)) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

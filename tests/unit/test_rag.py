@@ -13,6 +13,7 @@ import pytest
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config
+from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.shared import check_chunks, ingestion_notes
 from kv_cache.core.block import Block
 from kv_cache.core.errors import ConfigError
@@ -378,7 +379,7 @@ def test_a_chunk_that_no_tier_takes_is_refused() -> None:
 
 
 def test_options_of_retrieval_that_is_off_are_told() -> None:
-    warnings = load_config(None, {"rag.num_docs": 3}).warnings()
+    warnings = config_warnings(load_config(None, {"rag.num_docs": 3}))
     assert any("rag.num_docs" in w and "--enable-rag" in w for w in warnings)
 
 

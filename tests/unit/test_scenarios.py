@@ -8,7 +8,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.config.load import read_yaml
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.config.scenario_trace import open_work
@@ -23,6 +22,7 @@ from kv_cache.config.scenarios import (
     seed_of,
 )
 from kv_cache.config.schema import from_mapping
+from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError
 
 LEAST: dict[str, Any] = {"name": "least", "instances": {"gpu": {"count": 2}}}
@@ -184,7 +184,7 @@ VARIED = {**LEAST, "vary": {"workload.rate_per_s": [1, 2]}}
     [
         ("- 1", "a scenario is a mapping of sections"),
         ("a: [", "line 1"),
-        ("name: a\nname: b", "stands twice"),
+        ("name: a\nname: b", "duplicate key 'name'"),
         ({**LEAST, "instnces": {}}, "Did you mean 'instances'?"),
         ({**LEAST, "tiers": {"dram": {"capacity_gb": 1}}}, "Did you mean 'capacity_gib'?"),
         ({"instances": {"gpu": {"count": 0}}}, "it must be a whole number, 1 to 1000000"),
@@ -324,29 +324,44 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
         ({"tiers.prefetch": "on-arrival"}, "there are no two below it"),
         ({"network.tail_probability": 0.1}, "the tail is no slower"),
         # What is given and not read.
-        ({"workload.source": "poisson", "workload.turns": [1, 2]}, "not read by workload.source"),
-        ({"workload.reasoning_tokens": 5}, "reasoning_tokens is 5, which is not read by workload"),
-        ({"workload.trace": "a.csv"}, "workload.trace is 'a.csv', which is not read by"),
-        ({**TRACE, "workload.think_s": [1, 2]}, "workload.think_s is [1.0, 2.0], which is not"),
-        ({"workload.concurrency": 3, "workload.rate_per_s": 3}, "not read by a closed loop"),
+        (
+            {"workload.source": "poisson", "workload.turns": [1, 2]},
+            "no effect with workload.source",
+        ),
+        (
+            {"workload.reasoning_tokens": 5},
+            "reasoning_tokens is 5, which has no effect with workload",
+        ),
+        ({"workload.trace": "a.csv"}, "workload.trace is 'a.csv', which has no effect with"),
+        ({**TRACE, "workload.think_s": [1, 2]}, "workload.think_s is [1.0, 2.0], which has no"),
+        (
+            {"workload.concurrency": 3, "workload.rate_per_s": 3},
+            "no effect with workload.concurrency 3",
+        ),
         (
             {"workload.source": "poisson", "workload.think_s": [1, 2]},
-            "not read by an open loop of single requests",
+            "no effect with workload.source poisson",
         ),
-        ({"instances.gpu.prefill_tokens_per_s": 5}, "not read by compute roofline"),
+        (
+            {"instances.gpu.prefill_tokens_per_s": 5},
+            "no effect with instances.gpu.compute roofline",
+        ),
         (
             {"instances.gpu.compute": "rate", "model.params_billion": 70},
-            "model.params_billion is 70.0, which is not read by instances without compute",
+            "model.params_billion is 70.0, which has no effect with instances without compute",
         ),
-        ({"instances.gpu.compute": "none", "instances.gpu.tflops": 5}, "read by compute none"),
-        ({"tiers.selective_depth_blocks": 5}, "not read by write policy back"),
+        (
+            {"instances.gpu.compute": "none", "instances.gpu.tflops": 5},
+            "no effect with instances.gpu.compute none",
+        ),
+        ({"tiers.selective_depth_blocks": 5}, "no effect with tiers.write_policy back"),
         (
             {**TWO_TIERS, "tiers.nvme.admission_memory": 500},
-            "tiers.nvme.admission_memory is 500, which is not read by admission always",
+            "admission_memory is 500, which has no effect with tiers.nvme.admission always",
         ),
         (
             {**TWO_TIERS, "tiers.dram.admission": "depth", "tiers.dram.admission_floor": 2},
-            "tiers.dram.admission_floor is 2, which is not read by admission depth",
+            "tiers.dram.admission_floor is 2, which has no effect with tiers.dram.admission depth",
         ),
         (
             {
@@ -354,23 +369,26 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
                 "tiers.dram.admission": "depth",
                 "tiers.write_policy": "through-selective",
             },
-            "tiers.dram.admission is 'depth', which is not read by write policy through-selective",
+            "is 'depth', which has no effect with tiers.write_policy through-selective",
         ),
         (
             {**TWO_TIERS, "tiers.prefetch": "on-arrival", "tiers.prefetch_at": 0.9},
-            "tiers.prefetch_at is 0.9, which is not read by prefetch on-arrival",
+            "tiers.prefetch_at is 0.9, which has no effect with tiers.prefetch on-arrival",
         ),
-        ({"separation.transfer": "pull"}, "not read by instances that all have role mixed"),
-        ({"router.decode": "round-robin"}, "not read by instances that all have role mixed"),
-        ({"router.kind": "round-robin", "router.w_load": 2}, "not read by router round-robin"),
-        ({**ONE_TURN, "workload.think_s": [1, 2]}, "not read by an open loop of sessions of one"),
+        ({"separation.transfer": "pull"}, "no effect with instances that all have role mixed"),
+        ({"router.decode": "round-robin"}, "no effect with instances that all have role mixed"),
+        (
+            {"router.kind": "round-robin", "router.w_load": 2},
+            "no effect with router.kind round-robin",
+        ),
+        ({**ONE_TURN, "workload.think_s": [1, 2]}, "no effect with sessions of one turn each"),
         (
             {**ONE_TURN, "workload.source": "agents", "workload.reasoning_tokens": 5},
-            "not read by agents of one turn",
+            "no effect with sessions of one turn each",
         ),
         (
             {**ONE_TURN, **TWO_TIERS, "tiers.prefetch": "next-in-session"},
-            "tiers.prefetch is 'next-in-session', which is not read by sessions of one turn",
+            "tiers.prefetch is 'next-in-session', which has no effect with sessions of one turn",
         ),
         (
             {
@@ -378,32 +396,32 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
                 "model.kv_bytes_per_token": 5,
                 "instances.gpu.compute": "rate",
             },
-            "model.name is 'qwen3-32b', which is not read by model.kv_bytes_per_token and rates",
+            "model.name is 'qwen3-32b', which has no effect with model.kv_bytes_per_token 5",
         ),
         (
             {"instances.gpu.max_num_seqs": 8, "scheduler.max_num_seqs": 9},
-            "scheduler.max_num_seqs is 9, which is not read by instances that each have",
+            "scheduler.max_num_seqs is 9, which has no effect with instances that each have",
         ),
         (
             {"scheduler.reservation": "reserve-full", "scheduler.preemption": "abort"},
-            "not read by reservation reserve-full",
+            "no effect with scheduler.reservation reserve-full",
         ),
-        ({"scheduler.preemption": "swap"}, "not read by a cluster without a tier below HBM"),
+        ({"scheduler.preemption": "swap"}, "no effect with a cluster without a tier below HBM"),
         (
             {**TWO_TIERS, "tiers.write_policy": "through"},
-            "tiers.nvme.capacity_gib is 4.0, which is not read by write policy through, which",
+            "capacity_gib is 4.0, which has no effect with tiers.write_policy through, which",
         ),
         (
             {"tiers.dram.capacity_gib": 4, "tiers.write_policy": "none"},
-            "tiers.dram.capacity_gib is 4.0, which is not read by write policy none",
+            "tiers.dram.capacity_gib is 4.0, which has no effect with tiers.write_policy none",
         ),
         (
             {"tiers.dram.capacity_gib": 4, "workload.source": "poisson"},
-            "not read by single requests, which share nothing",
+            "no effect with single requests, which share nothing",
         ),
         (
             {**TWO_TIERS, "workload.source": "poisson", "scheduler.preemption": "swap"},
-            "tiers.nvme.capacity_gib is 4.0, which is not read by single requests",
+            "tiers.nvme.capacity_gib is 4.0, which has no effect with single requests",
         ),
         (
             {
@@ -411,7 +429,7 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
                 "tiers.nvme.profile": "p.json",
                 "tiers.nvme.read_latency_us": 90,
             },
-            "tiers.nvme.read_latency_us is 90.0, which is not read by a tier with a profile",
+            "read_latency_us is 90.0, which has no effect with tiers.nvme.profile p.json",
         ),
     ],
 )
@@ -433,8 +451,8 @@ def test_no_instances_are_refused() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"transfer": "pull", "pipelined": False}, "not read by separation.transfer pull"),
-        ({"transfer": "push", "chunk_blocks": 3}, "not read by separation.transfer push"),
+        ({"transfer": "pull", "pipelined": False}, "no effect with separation.transfer pull"),
+        ({"transfer": "push", "chunk_blocks": 3}, "no effect with separation.transfer push"),
     ],
 )
 def test_settings_of_another_transfer_are_refused(values: dict[str, Any], message: str) -> None:
@@ -490,7 +508,7 @@ def test_in_a_sweep_an_option_has_to_be_read_by_one_variant_at_least(tmp_path: P
     }
     read(tmp_path, tree).check()
     del tree["variants"]["separated"]
-    with pytest.raises(ConfigError, match=r"separation\.transfer is 'pull', which is not read by"):
+    with pytest.raises(ConfigError, match=r"separation\.transfer is 'pull', which has no"):
         read(tmp_path, tree).check()
 
 
@@ -532,7 +550,7 @@ def test_what_varies_and_is_read_by_no_variant_is_refused_also_where_one_has_the
 ) -> None:
     tiers = {"dram": {"capacity_gib": 4}, "nvme": {"capacity_gib": 4}, "prefetch": "on-arrival"}
     tree = {**LEAST, "tiers": tiers, "vary": {"tiers.prefetch_at": [0.5, 0.9]}}
-    with pytest.raises(ConfigError, match=r"prefetch_at is 0\.9, which is not read by prefetch on"):
+    with pytest.raises(ConfigError, match=r"prefetch_at is 0\.9, which has no effect"):
         read(tmp_path, tree).check()
     tree["vary"] |= {"tiers.prefetch": ["on-arrival", "next-in-session"]}
     read(tmp_path, tree).check()

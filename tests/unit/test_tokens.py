@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.config.load import load_config
+from kv_cache.config.run_warnings import config_warnings
 from kv_cache.core.errors import ConfigError
 from kv_cache.installing import install_hint
 from kv_cache.workload.formats.tokens import Chars, cache_dir, open_tokens
@@ -286,7 +287,7 @@ def test_the_options_say_how_a_dataset_is_read(tmp_path: Path) -> None:
     more = {"workload.max_conversations": 0, "sharegpt.chars_per_token_estimate": 2.0,
             "sharegpt.max_generation_tokens": 1, "workload.use_burst_trace": True}  # fmt: skip
     config = load_config(None, {"workload.dataset_path": str(path), **more})
-    assert any("--use-burst-trace" in warning for warning in config.warnings())
+    assert any("--use-burst-trace" in warning for warning in config_warnings(config))
     assert str(config.trace_path()) == str(path)
     trace = open_trace(str(path), config.trace_format(), reading=config.trace_reading())
     rows = list(trace.rows())
@@ -313,5 +314,5 @@ def test_options_that_contradict_a_dataset_are_refused(more: dict[str, Any], say
 
 def test_options_of_a_dataset_without_one_say_that_they_have_no_effect() -> None:
     given = {"workload.max_conversations": 5, "workload.tokenizer": "hf:x"}
-    warnings = load_config(None, given).warnings()
+    warnings = config_warnings(load_config(None, given))
     assert [warning.split()[0] for warning in warnings] == list(given)
