@@ -199,10 +199,10 @@ MUTANTS = (
     ),
     Mutant(
         "an option of a feature that is off says nothing",
-        "kv_cache/config/root.py",
-        "            if flagged and value_at(config, path) != option.default:\n",
-        "            if False and value_at(config, path) != option.default:\n",
-        (f"{UNIT}config.py",),
+        "kv_cache/config/unread.py",
+        "        if not any(holds(each, root, facts) for each in alternatives):\n",
+        "        if False and any(holds(each, root, facts) for each in alternatives):\n",
+        (f"{UNIT}config.py", f"{UNIT}unread.py"),
     ),
     Mutant(
         "capacity's table has read alone",

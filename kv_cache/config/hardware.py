@@ -264,17 +264,6 @@ def read_hardware(path: str | Path) -> HardwareProfile:
     return hardware_of(sheet, str(path), curves, digest)
 
 
-def hardware_from(
-    values: object,
-    where: str,
-    curves: Mapping[str, Profile],
-    sha256: str | None = None,
-) -> HardwareProfile:
-    """The checked profile of plain values such as YAML holds; no file is looked at. `curves`: what
-    the probe files hold, by the storage's name. Raises ConfigError."""
-    return hardware_of(sheet_of(values, where), where, curves, sha256)
-
-
 def hardware_of(
     sheet: Sheet, where: str, curves: Mapping[str, Profile], sha256: str | None = None
 ) -> HardwareProfile:

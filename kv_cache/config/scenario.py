@@ -81,7 +81,7 @@ class WorkloadSection:
         unit="1/s", low=0, high=1e9, read_when="!.concurrency or .source=trace",
     )  # fmt: skip
     concurrency: int = opt(
-        0, "Closed loop: so many users; each has one session after the other, and thinks between "
+        0, "Closed loop: this many users; each has one session after the other, and thinks between "
         "them too; 0 = open loop", low=0, high=10_000_000,
     )  # fmt: skip
     turns: tuple[int, int] = opt(
@@ -216,7 +216,7 @@ class InstanceSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologySection:
-    """Where instances stand. Groups are spread evenly over the nodes, in the order given."""
+    """Where instances are. Groups are spread evenly over the nodes, in the order given."""
 
     racks: int = opt(1, "Racks", low=1, high=100_000)
     nodes_per_rack: int = opt(1, "Nodes of a rack", low=1, high=10_000)
@@ -348,7 +348,7 @@ class SchedulerSection:
     order: str = opt("fcfs", "Order of the waiting queue", choices=ORDERS)
     reservation: str = opt("on-demand", "Memory that admission takes", choices=RESERVATIONS)
     preemption: str = opt(
-        "recompute", "What becomes of who loses memory", choices=PREEMPTIONS,
+        "recompute", "What happens to a sequence that loses its memory", choices=PREEMPTIONS,
         read_when=(".reservation!=reserve-full", "lower_tiers or .preemption!=swap"),
     )  # fmt: skip
     max_queue: int = opt(
@@ -441,7 +441,7 @@ class WatchSection:
         low=2, high=1_000_000,
     )  # fmt: skip
     check_every: int = opt(
-        10_000, "Check the invariants after so many events; 0 = at the end alone", unit="events",
+        10_000, "Check the invariants after this many events; 0 = at the end alone", unit="events",
         low=0, high=10**12,
     )  # fmt: skip
 

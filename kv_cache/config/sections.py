@@ -74,7 +74,7 @@ class RunConfig:
         low=0, high=86_400, flag="--drain",
     )  # fmt: skip
     answer_s: float = opt(
-        30.0, "How long a call on storage may stand still where nothing else ends the wait for it: "
+        30.0, "How long a call on storage may hang if nothing else ends the wait for it: "
         "after the drain, and before and after a window. Then the run ends without it (exit code "
         "3)", unit="s", low=0.1, high=86_400,
     )  # fmt: skip
@@ -258,7 +258,7 @@ class IoConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Config:
-    """The server behind a cache directory s3://bucket/prefix. Keys are no options: they come from
+    """The server behind a cache directory s3://bucket/prefix. Keys are not options: they come from
     the environment or the shared credentials file."""
 
     endpoint: str | None = opt(
@@ -278,7 +278,7 @@ class S3Config:
         flag="--s3-part-concurrency",
     )  # fmt: skip
     timeout_s: float = opt(
-        30.0, "Limit of one request; no retry begins once an operation has taken so long",
+        30.0, "Time limit of one request; no retry begins once an operation has taken this long",
         unit="s", low=0.1, high=3600,
     )  # fmt: skip
     retries: int = opt(
@@ -289,7 +289,7 @@ class S3Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemanticsConfig:
-    """What a request does; what is not given is as the preset says."""
+    """What a request does; what is not set is as in the preset."""
 
     preset: str = opt(
         "mlperf",
@@ -316,15 +316,17 @@ class SemanticsConfig:
         "Finish requests before their new blocks are stored; stores continue in the background",
         flag="--write-behind",
     )
-    write_behind_queue: int = opt(64, "Stores that may wait behind", low=1, high=1_000_000)
+    write_behind_queue: int = opt(
+        64, "Stores that may be in the write-behind queue", low=1, high=1_000_000
+    )
     write_behind_full: str = opt(
         "wait", "When that queue is full: wait for room, or drop the store and count it",
         choices=("wait", "drop"),
     )  # fmt: skip
-    gpu_in_place: bool | None = opt(None, "GPU hits are used where they are, with no copy")
+    gpu_in_place: bool | None = opt(None, "Use GPU hits in place, without a copy")
     prefill_only_from_tokens: int | None = opt(
-        None, "Requests of so many tokens end after prefill; 0 = never; if not given, 10000 "
-        "for mlperf with synthetic users, else never", unit="tokens", low=0, high=10**9,
+        None, "Requests of at least this many tokens end after prefill; 0 = never; if not given, "
+        "10000 for mlperf with synthetic users, else never", unit="tokens", low=0, high=10**9,
     )  # fmt: skip
     prefill_ms_per_token: float = opt(
         0.0, "Time to compute the KV state of a new token", unit="ms", low=0, high=60_000
@@ -365,11 +367,11 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
-    """What is looked at while the run goes on."""
+    """What is observed during the run."""
 
     tick_s: float = opt(
-        1.0, "Length of a window: percentiles, rates and the machine's counters are told for each",
-        unit="s", low=0.05, high=3600,
+        1.0, "Length of a window; percentiles, rates and the machine's counters are reported by "
+        "window", unit="s", low=0.05, high=3600,
     )  # fmt: skip
     latency_tracing: bool = opt(
         False, "Trace the block layer with bpftrace: time in the kernel and in the device",

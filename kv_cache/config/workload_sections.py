@@ -45,7 +45,7 @@ class WorkloadConfig:
         "are drawn by weight", flag="--trace-models", metavar="TRACE=NAME,...", read_when="replays",
     )  # fmt: skip
     mix_opening_tokens: int = opt(
-        512, "With run.model_mix and a trace of hash ids: requests that have the block behind so "
+        512, "With run.model_mix and a trace of hash ids: requests that have the block behind this "
         "many tokens in common ask the same model; what is shared before it, as a system prompt, "
         "each model has for itself", unit="tokens", low=0, high=10_000_000,
     )  # fmt: skip
@@ -124,7 +124,7 @@ class WorkloadConfig:
     )  # fmt: skip
     population_seed: int | None = opt(
         None, "Seed of who the synthetic users are (kind, class, pace), if not the run's: the same "
-        "people ask for other things", low=0, high=2**32 - 1,
+        "users, other requests", low=0, high=2**32 - 1,
     )  # fmt: skip
     prefix_caching: bool = opt(
         True, "Requests may share a system prompt, see prefix_cache",
@@ -134,7 +134,7 @@ class WorkloadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawConfig:
-    """One law of lengths or times; which of the other keys it needs, it says."""
+    """One law of lengths or times, with the keys that it needs."""
 
     law: str = opt(
         "personas",

@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.config.hardware import SCHEMA, hardware_from, hardware_text
+from kv_cache.config.hardware import SCHEMA, hardware_of, hardware_text, sheet_of
 from tests.examples import examples
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
@@ -70,9 +70,9 @@ FILES = st.fixed_dictionaries(
 @examples(20)
 @given(FILES)
 def test_a_profile_printed_and_read_again_is_equal(sections: dict[str, Any]) -> None:
-    first = hardware_from({"schema": SCHEMA, **sections}, "h.yaml", {})
+    first = hardware_of(sheet_of({"schema": SCHEMA, **sections}, "h.yaml"), "h.yaml", {})
     text = hardware_text(first)
-    again = hardware_from(yaml.safe_load(text), "h.yaml", {})
+    again = hardware_of(sheet_of(yaml.safe_load(text), "h.yaml"), "h.yaml", {})
     assert hardware_text(again) == text
     for (name, section), (other, read) in zip(first.sections(), again.sections(), strict=True):
         assert name == other

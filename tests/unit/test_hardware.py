@@ -15,7 +15,7 @@ from kv_cache.config.hardware import (
     HardwareProfile,
     Provenance,
     empty,
-    hardware_from,
+    hardware_of,
     hardware_text,
     overlaid,
     read_hardware,
@@ -32,7 +32,7 @@ SOURCED = {"source": "data sheet", "date": "2026-01-31"}
 
 
 def made(**sections: Any) -> HardwareProfile:
-    return hardware_from({"schema": SCHEMA, **sections}, "h.yaml", {})
+    return hardware_of(sheet_of({"schema": SCHEMA, **sections}, "h.yaml"), "h.yaml", {})
 
 
 def gpu(**hbm: Any) -> dict[str, Any]:
