@@ -266,7 +266,7 @@ def test_quantiles_deletes_and_bursts_read_back_equal(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("kind: read", "kind: reed", r"bursts\[0\]\.kind is 'reed'; it must be read or write"),
+        ("kind: read", "kind: reed", r"bursts\[0\]\.kind is 'reed'; it must be one of read, write"),
         ("last_us: ", "lst_us: ", "lst_us is not a known key. Did you mean 'last_us'"),
         ("mean_us: 587", "mean_us: 5879", r"bursts\[0\]\.mean_us is .* at most last_us"),
         ("bursts:\n", "bursts: 5\nnotes:\n", "bursts is 5; it must be a list"),
