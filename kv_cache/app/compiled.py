@@ -10,7 +10,6 @@ never fail for want of it.
 
 import hashlib
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -57,11 +56,18 @@ class _Finder(MetaPathFinder):
         return spec_from_file_location(fullname, _library(self._folder, fullname))
 
 
+def _names_extension(part: str) -> bool:
+    """Return whether a part of a list names MODULE:CLASS, and not `policy:number=1`."""
+    pieces = part.removeprefix("--").split(":")
+    plain = len(pieces) > 1 and "=" not in pieces[1] and is_an_extension(":".join(pieces[:2]))
+    return plain or is_an_extension(part.rpartition("=")[2])
+
+
 def use(argv: Sequence[str]) -> bool:
     """Let the modules be taken from what was compiled, if it is there, and return whether they are.
     Does nothing once one of them is imported, nor where a policy of the user's own is named, which
     cannot inherit from machine code."""
-    extended = any(is_an_extension(name) for word in argv for name in re.split("[=,]", word))
+    extended = any(_names_extension(part) for word in argv for part in word.split(","))
     if PURE in argv or extended or any(name in sys.modules for name in module_names()):
         return False
     try:

@@ -12,6 +12,11 @@ from types import FrameType
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.exits import Exit
 
+try:  # not within a handler: an import there waits for one that was interrupted
+    import termios
+except ModuleNotFoundError:  # Windows
+    termios = None  # type: ignore[assignment]
+
 _HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 EXITS = {signal.SIGINT: Exit.SIGINT, signal.SIGTERM: Exit.SIGTERM}
 if _HANGUP is not None:
@@ -97,8 +102,7 @@ def taken_over() -> list[signal.Signals]:
 
 def drop_dead_terminal() -> None:
     """Write to nowhere from now on if the terminal is gone: each write to it would fail."""
-    import termios  # here: there is no such module where there is no SIGHUP
-
+    assert termios is not None  # who has SIGHUP has it
     for fd in (0, 1, 2):
         try:
             termios.tcgetattr(fd)

@@ -177,7 +177,7 @@ def test_verify_knows_a_sweep_and_the_results_that_it_names(tmp_path: Path) -> N
     assert sweep(tmp_path)[0] == 0
     found = run(tmp_path, "verify", "D/sweep.json")
     assert found.code == 0, found.err
-    assert "files     2 of 2 that it names are there" in found.out
+    assert "files        2 of 2 that it names are there" in found.out
     assert "verify the result.json of a run" in found.out
     shutil.rmtree(tmp_path / "D/cell-002_run.num_users-4")
     assert "files     1 of 2" in run(tmp_path, "verify", "D/sweep.json").out
