@@ -180,7 +180,7 @@ def test_verify_knows_a_sweep_and_the_results_that_it_names(tmp_path: Path) -> N
     assert "files        2 of 2 that it names are there" in found.out
     assert "verify the result.json of a run" in found.out
     shutil.rmtree(tmp_path / "D/cell-002_run.num_users-4")
-    assert "files     1 of 2" in run(tmp_path, "verify", "D/sweep.json").out
+    assert "files        1 of 2" in run(tmp_path, "verify", "D/sweep.json").out
     result = tmp_path / "D/cell-001_run.num_users-2/trial1/result.json"
     result.write_bytes(result.read_bytes() + b" ")
     found = run(tmp_path, "verify", "D/sweep.json")
