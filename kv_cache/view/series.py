@@ -9,7 +9,7 @@ from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.metrics.slo import Slo, SloMeasure, parse_slos
 from kv_cache.result.paths import number_at
-from kv_cache.result.published import PublishedRun, ScalingRow, WindowFacts
+from kv_cache.result.published import PublishedRun, WindowFacts
 from kv_cache.result.run import MisshapenError
 from kv_cache.view.parts import (
     COUNT,
@@ -221,10 +221,6 @@ def _load(run: PublishedRun, every: Windows) -> Iterator[Figure | None]:
                        detail=True)  # fmt: skip
     tokens = every.line("output tokens", every.rate(lambda window: window.output_tokens))
     yield every.figure("Output tokens", ShownColumn("tokens", DisplayUnit("tokens/s")), [tokens])
-
-
-def _direction(row: ScalingRow) -> str:
-    return "up" if row.users > row.users_before else "down"
 
 
 def _machine(every: Windows) -> Iterator[Figure | None]:

@@ -45,7 +45,6 @@ _LAYOUT = {
     "__t__": "MemoryLayoutDesc",
     "v": {"shapes": [[2, 32, 256, 1024]], "dtypes": ["torch.bfloat16"]},
 }
-_CHUNK_TOKENS = 256
 
 
 def lmcache_bytes(seed: Seed, rows: int) -> bytes:
