@@ -2,10 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-WORKERS := -n logical --maxprocesses=4 --dist worksteal
 # Half the time of all tests goes into waiting; what the tests of a file share is made once, and one
 # worker takes the files that would disturb each other (tests/conftest.py).
-MORE_WORKERS := -n 4 --dist loadgroup
+WORKERS := -n 4 --dist loadscope --no-loadscope-reorder
 
 .PHONY: run check test nightly lint bench clean
 
@@ -18,7 +17,7 @@ check: lint
 
 # All tests but the nightly ones: under ten minutes.
 test: lint
-	$(BIN)/python -m pytest -q $(MORE_WORKERS)
+	$(BIN)/python -m pytest -q $(WORKERS)
 
 # What only an idle machine can show (VALID of a live run), full products of choices, and ten times
 # as many examples of each law, others each time.

@@ -9,9 +9,12 @@ import os
 import signal
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 import kv_cache.sim.cluster.cluster  # noqa: F401
 
@@ -32,19 +35,25 @@ ONE_AT_A_TIME = {
 """Files of `tests/integration` by what they have to themselves: set rates and broken devices, the
 speed of the disk, strace and bpftrace, the limits of a cgroup."""
 _GROUPS = {file: group for group, files in ONE_AT_A_TIME.items() for file in files}
-_SHARES_NOTHING = ("contract",)
+_SHARES_NOTHING = "tests/contract/"
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives a worker all tests of a file, or of a group of files, in the order of collection.
+
+    xdist's own groups are marks that it writes into the name of a test, which pytest 9.2 ignores.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return nodeid if path.startswith(_SHARES_NOTHING) else _GROUPS.get(Path(path).stem, path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadscope" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _leave_nightly_out(config, items)
-    for item in items:
-        if item.path.parent.name not in _SHARES_NOTHING:
-            group = _GROUPS.get(item.path.stem, str(item.path))
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
-def _leave_nightly_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What wants an idle machine, or much time, runs only where it is asked for."""
     if "nightly" in config.getoption("-m"):
         return

@@ -80,7 +80,7 @@ def crew(count: int = RANKS, opened_ms: Sequence[float] = (), **changed: Any) ->
     late = [*opened_ms, *([0.0] * count)]
     members = [member(rank, opened_ms=late[rank]) for rank in range(count)]
     told: dict[str, Any] = {"how": "clients", "planned_ns": 2 * NS_PER_S, "members": members}
-    return Crew(wanted=count, **{**told, **changed})
+    return Crew(expected=count, **{**told, **changed})
 
 
 def merged(documents: dict[int, Any] | None = None, of: Crew | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kv_cache.config.scenario import InstanceSection, PromiseSection, Scenario
+from kv_cache.config.scenario import InstanceSection, Scenario, SloSection
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.seed import Seed
 from kv_cache.metrics.histogram import bucket_of
@@ -34,7 +34,7 @@ def outcome(
     scenario = Scenario(name="by hand", question="Does it tell?", instances={
         "big": InstanceSection(count=instances)})  # fmt: skip
     if promised:
-        scenario = replace(scenario, promise=PromiseSection(ttft_ms=120.0))
+        scenario = replace(scenario, slo=SloSection(ttft_ms=120.0))
     some, series = Requests(arrived=requests + 3, finished=requests + 1), ClusterSeries()
     each = Instances()
     some.rejected, some.aborted = Counter({"queue full": 1}), Counter({"preempted": 1})

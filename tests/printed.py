@@ -288,9 +288,9 @@ def small_files(made: Path) -> None:
     """A result with its records, a recording, a profile: by real commands that take seconds."""
     from kv_cache.cli import main
 
-    small = ["--model=tiny-1b", "--gpu-mem-gb=0", "--cpu-mem-gb=0.1", "--storage-capacity-gb=1",
-             "--generation-mode=none", "--num-users=4", "--duration=2", "--seed=1",
-             "--cache-dir=/mnt/nvme/kv", "--no-progress"]  # fmt: skip
+    small = ["--model=tiny-1b", "--gpu-mem-gb=0", "--cpu-mem-gb=0", "--storage-capacity-gb=1",
+             "--generation-mode=none", "--num-users=4", "--max-requests=60", "--warmup=0",
+             "--seed=1", "--cache-dir=/mnt/nvme/kv", "--no-progress"]  # fmt: skip
     few = ["--size-gib=0.5", "--seconds=1", "--sizes-mib=1,8,64", "--concurrency=1,16",
            "--read-shares=0.5", "--no-dram"]  # fmt: skip
     before = Path.cwd()

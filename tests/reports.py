@@ -17,8 +17,13 @@ from tests import trials
 
 _CLASSES = ("interactive", "responsive", "batch")
 RULES = [
-    {"rule": "V1", "name": "page cache", "status": "pass", "says": "the kernel counted 100 %"},
-    {"rule": "V14", "name": "steady state", "status": "not-judged", "says": "nothing was proven"},
+    {"rule": "V1", "name": "page cache", "status": "pass", "message": "the kernel counted 100 %"},
+    {
+        "rule": "V14",
+        "name": "steady state",
+        "status": "not-judged",
+        "message": "nothing was proven",
+    },
 ]
 
 
@@ -125,7 +130,7 @@ def run(seconds: int = 60, seed: int = 3, **changed: Any) -> dict[str, Any]:
             **trials.requests(30 * seconds),
             "histogram_response": histogram(30 * seconds, 60_000_000),
             "histogram_ttft": histogram(30 * seconds, 40_000_000),
-            "promises": {
+            "slos": {
                 "p95": {
                     "target_ms": 100.0,
                     "actual_ms": 90.0,
@@ -160,7 +165,7 @@ def run(seconds: int = 60, seed: int = 3, **changed: Any) -> dict[str, Any]:
         },
         "tiers": dict.fromkeys(("gpu", "cpu", "storage"), base["tiers"]["storage"]),
         "operations": [operation(*row) for row in OPERATIONS],
-        "series": {**trials.series(windows), "promises": ["interactive:p95<50ms"]},
+        "series": {**trials.series(windows), "slos": ["interactive:p95<50ms"]},
         "autoscaling": [],
         "preconditioning": None,
         "recordings": [],
@@ -179,8 +184,8 @@ def _probe(number: int, load: float, inside: bool) -> dict[str, Any]:
         "inside": inside,
         "overloaded": not inside,
         "client_bound": False,
-        "promises": [
-            {"promise": "interactive:p95<100ms", "ended": 100, "over": 1, "share": 0.01,
+        "slos": [
+            {"slo": "interactive:p95<100ms", "ended": 100, "over": 1, "share": 0.01,
              "low": 0.001, "high": 0.05, "allowed": 0.05}
         ],
         "seconds": 20.0,
@@ -198,7 +203,7 @@ def _probe(number: int, load: float, inside: bool) -> dict[str, Any]:
 def capacity(loads: Sequence[float] = (10, 20, 40, 40, 80), **changed: Any) -> dict[str, Any]:
     """A search of which loads up to 40 are inside."""
     own = {
-        "schema": "kv-cache-capacity/1",
+        "schema": "kv-cache-capacity/2",
         "program_version": "0.5.0",
         "driver": "real-io",
         "status": "finished",
@@ -279,13 +284,13 @@ def ranks(count: int = 3, **changed: Any) -> dict[str, Any]:
     }  # fmt: skip
     own = {
         **first,
-        "schema": "kv-cache-ranks/1",
+        "schema": "kv-cache-ranks/2",
         "result_schema": first["schema"],
         "status": "finished" if lost is None else "broken",
         "measured": measured,
         "crew": {
             "how": "mpi",
-            "wanted": count,
+            "expected": count,
             "planned_ns": 0,
             "ended_early": None,
             "start_skew_ns": 1_000_000 * (count - 1) if lost is None else None,

@@ -110,7 +110,7 @@ def as_rank(base: bytes, option: int, trial: int, rank: int, ranks: int) -> byte
     own["passport"]["evidence"]["sample"] |= {"mode": config["run"]["mode"], "ranks": ranks}
     own["config"] = config
     own["seed"] = document["seed"] = 42 + rank
-    own["rank"] = {"rank": rank, "ranks": ranks, "on_machine": ranks, "told_by": "PMI_RANK"}
+    own["rank"] = {"rank": rank, "ranks": ranks, "on_machine": ranks, "source": "PMI_RANK"}
     own["started_utc"] = f"2026-07-01T12:{10 * option + trial:02}:00+00:00"
     own["not_submittable"] = []
     own["environment"]["hostname"] = "node"
@@ -195,7 +195,7 @@ def _record(division: str, ranks: int, trials: int) -> dict[str, Any]:
             "option": option, "trial": trial, "exit_codes": [0] * ranks, "complete": True,
             "started_utc": f"2026-07-01T1{option}:{10 * trial:02}:00+00:00",
             "ended_utc": f"2026-07-01T1{option}:{10 * trial + 5:02}:00+00:00",
-            "left_in_cache": 0, "says": None,
+            "left_in_cache": 0, "message": None,
         }
         for option in MLPERF_OPTIONS
         for trial in range(trials)

@@ -120,4 +120,4 @@ def windows(
 
 
 def series(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"tick_s": 1.0, "together": 1, "promises": [], "windows": list(rows)}
+    return {"tick_s": 1.0, "together": 1, "slos": [], "windows": list(rows)}

@@ -52,9 +52,9 @@ def take_part(
 
 def _check_clients(config: Config, rank: MpiRank) -> None:
     option = f"run.clients (--clients) is {config.run.clients}"
-    if rank.told_by is not None:
+    if rank.source is not None:
         raise ConfigError(
-            f"{option}, but this is {rank} already ({rank.told_by}); leave --clients out, or start "
+            f"{option}, but this is {rank} already ({rank.source}); leave --clients out, or start "
             "without mpirun"
         )
     if config.run.mpi == "apart":
@@ -70,7 +70,7 @@ def _why_apart(config: Config, rank: MpiRank) -> str | None:
         return ""
     reason = _cannot(config)
     if reason is None and rank.ranks is None:
-        reason = f"{rank.told_by} does not come with the number of ranks"
+        reason = f"{rank.source} does not come with the number of ranks"
     if reason is None:
         return None
     if config.run.mpi == "together":
@@ -109,7 +109,7 @@ def _of_job(config: Config, rank: MpiRank) -> "Seat | Coordinator":
     return coordinator
 
 
-def _coordinator(how: str, wanted: int, config: Config, *, everywhere: bool) -> Coordinator:
+def _coordinator(how: str, expected: int, config: Config, *, everywhere: bool) -> Coordinator:
     output = output_of(config)
     check_output(config, output)
     key, port = secrets.token_bytes(_KEY_BYTES), config.run.clients_port
@@ -123,7 +123,9 @@ def _coordinator(how: str, wanted: int, config: Config, *, everywhere: bool) -> 
     addresses = (
         addresses_of_this_machine(listener.port) if everywhere else [("127.0.0.1", listener.port)]
     )
-    plan = Plan(how=how, wanted=wanted, config=config, output=output, addresses=addresses, key=key)
+    plan = Plan(
+        how=how, expected=expected, config=config, output=output, addresses=addresses, key=key
+    )
     return Coordinator(plan, listener)
 
 

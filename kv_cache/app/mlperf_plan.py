@@ -225,7 +225,7 @@ def _try(plan: Plan, call: RankCall, output: Path) -> None:
     behind a launcher only what no host changes. Raises UsageError."""
     config = call.invocation.config()
     if not plan.launch:
-        rank = MpiRank(rank=0, ranks=plan.ranks, on_machine=plan.ranks, told_by="PMI_RANK")
+        rank = MpiRank(rank=0, ranks=plan.ranks, on_machine=plan.ranks, source="PMI_RANK")
         prepare(rank_config(config, rank, output), start=rank_start(call, rank, output))
 
 

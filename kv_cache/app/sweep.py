@@ -432,18 +432,18 @@ class _Sweep:
     def _read(self, run: Run, code: int, before_ns: int | None = None) -> dict[str, Any]:
         path = run.directory / RESULT
         if _changed_ns(path) == before_ns:  # no result, or only that of an earlier attempt
-            return self._row(run, exit_code=code, says=_last_words(run.directory / LOG))
+            return self._row(run, exit_code=code, message=_last_words(run.directory / LOG))
         try:
             document = orjson.loads(result_bytes(path))
             sound = not check(document, {}) and document[SECTION]["seed"] == run.seed
         except (UsageError, orjson.JSONDecodeError, KeyError, TypeError) as error:
-            return self._row(run, exit_code=code or Exit.EARLY, says=f"its result: {error}")
+            return self._row(run, exit_code=code or Exit.EARLY, message=f"its result: {error}")
         if not sound:
             changed = "its result was changed after the run"
-            return self._row(run, exit_code=code or Exit.EARLY, says=changed)
-        says = None if code == 0 else _last_words(run.directory / LOG)
+            return self._row(run, exit_code=code or Exit.EARLY, message=changed)
+        message = None if code == 0 else _last_words(run.directory / LOG)
         return self._row(
-            run, exit_code=code, document=document, sha256=file_digest(path), says=says
+            run, exit_code=code, document=document, sha256=file_digest(path), message=message
         )
 
     def _do(self, left: Sequence[Run]) -> None:
@@ -464,7 +464,7 @@ class _Sweep:
                 self._rows[run.cell.number, run.trial] = row
                 done += 1
                 shown.to(done)
-                log.info("%s: %s", run, row["verdict"] or row["says"] or row["status"])
+                log.info("%s: %s", run, row["verdict"] or row["message"] or row["status"])
                 if time.monotonic() - self._written_at >= _WRITE_S:
                     self._write()
 

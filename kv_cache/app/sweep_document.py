@@ -49,7 +49,7 @@ def run_row(
     exit_code: int | None = None,
     document: Json | None = None,
     sha256: str | None = None,
-    says: str | None = None,
+    message: str | None = None,
 ) -> dict[str, Any]:
     """One run of a cell. Without an exit code it was not run; `document` is its result, if it
     wrote one, and `says` the last thing it said, if it failed."""
@@ -69,7 +69,7 @@ def run_row(
         "reasons": list(passport.get("reasons") or []),
         "sha256": sha256,
         "fingerprint": None if document is None else fingerprint(document),
-        "says": says,
+        "message": message,
         "metrics": {name: m.value(section) for name, m in METRICS.items()} if finished else {},
     }
 

@@ -28,7 +28,7 @@ from kv_cache.core.units import human_bytes
 from kv_cache.crew.child_processes import tied
 from kv_cache.files.fio import DEFAULT_SECONDS, HEADER, Twin, derive, export_job, job_text
 from kv_cache.files.fio_report import Answer, read_answer, read_logs
-from kv_cache.files.reading import read_result, require_intact, require_replaceable
+from kv_cache.files.reading import read_result, require_replaceable
 from kv_cache.tiers.objects import is_object_url
 
 _SHARD = "00"  # what is in it, and ends with .kv, is removed with the cache directory
@@ -86,7 +86,6 @@ def twin_of(options: TwinOptions) -> Twin:
     """Return what fio has to do to be the twin of the run. Raises UsageError."""
     path = Path(options.result)
     document = read_result(path)
-    require_intact(document, path)
     return derive(document, path)
 
 

@@ -95,7 +95,7 @@ def _under_a_supervisor(argv: Sequence[str], *, wrapper: bool) -> None:
     from kv_cache.crew.launched import COORDINATOR, rank_of
 
     try:
-        launched = COORDINATOR not in os.environ and rank_of(os.environ).told_by is not None
+        launched = COORDINATOR not in os.environ and rank_of(os.environ).source is not None
     except UsageError:  # the command says it
         launched = False
     command = argv[0] if argv and not argv[0].startswith("-") else "run"

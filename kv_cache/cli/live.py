@@ -37,7 +37,7 @@ class TierNow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloNow:
     """A percentile of a class as it was last seen (None: not yet, or one that windows do not
-    know), and the limit that was promised for it."""
+    know), and its SLO."""
 
     name: str
     seen_ns: float | None

@@ -8,7 +8,7 @@ from kv_cache.cli.command import Command
 from kv_cache.core.exits import Exit
 from kv_cache.view.forms import FORMATS
 
-_FORMS = "".join(f"\n      {name:<10}{form.says}" for name, form in FORMATS.items())
+_FORMS = "".join(f"\n      {name:<10}{form.help_text}" for name, form in FORMATS.items())
 
 COMMAND = Command(
     name="report",

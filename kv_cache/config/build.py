@@ -230,7 +230,7 @@ def build_control(
 
 
 def class_slos(config: Config) -> tuple[Slo, ...]:
-    """The P95 that each class is promised."""
+    """The p95 target of each class."""
     return tuple(
         Slo(
             qos=qos,
@@ -369,7 +369,7 @@ def policy_facts(config: Config, world: World) -> dict[str, Any]:
             "name": policies.admission,
             "tiers": {
                 spec.tier.label: {
-                    "asked": cache.admission_gate.guarded(index),
+                    "consulted": cache.admission_gate.guarded(index),
                     "admitted": asdict(cache.admission_gate.admitted[index]),
                     "not_admitted": {
                         why: asdict(tally)

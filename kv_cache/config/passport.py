@@ -107,7 +107,7 @@ class PassportConfig:
         low=0, high=1,
     )  # fmt: skip
     most_schedule_lag_share: float = opt(
-        _T.most_schedule_lag_share, "V15: p99 of lateness over the shortest promised latency",
+        _T.most_schedule_lag_share, "V15: p99 of lateness over the shortest SLO",
         low=0, high=10,
     )  # fmt: skip
     least_storage_share: float = opt(

@@ -64,7 +64,7 @@ class GenerationTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QosProfile:
-    """One QoS class: promised response times and its priority."""
+    """One QoS class: target response times and its priority."""
 
     target_latency_p95_ms: float = opt(50.0, "95 % of requests", unit="ms", above=0, high=1e9)
     target_latency_p99_ms: float = opt(100.0, "99 % of requests", unit="ms", above=0, high=1e9)

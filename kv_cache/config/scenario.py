@@ -419,8 +419,8 @@ class NetworkSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromiseSection:
-    """What goodput counts: requests that kept all of these; 0 = not promised."""
+class SloSection:
+    """What goodput counts: requests within all of these; 0 = no limit."""
 
     ttft_ms: float = opt(0.0, "Time to the first token", unit="ms", low=0, high=1e9)
     tpot_ms: float = opt(0.0, "Mean time of each further token", unit="ms", low=0, high=1e9)
@@ -462,5 +462,5 @@ class Scenario:
     scheduler: SchedulerSection = field(default_factory=SchedulerSection)
     separation: SeparationSection = field(default_factory=SeparationSection)
     network: NetworkSection = field(default_factory=NetworkSection)
-    promise: PromiseSection = field(default_factory=PromiseSection)
+    slo: SloSection = field(default_factory=SloSection)
     watch: WatchSection = field(default_factory=WatchSection)

@@ -41,7 +41,7 @@ class Crew:
     """All ranks of a run, by their numbers. `wanted` are as many as were started."""
 
     how: str  # they were started: "mpi" or "clients"
-    wanted: int
+    expected: int
     members: Sequence[Member]
     planned_ns: int | None = None  # the instant at which all were to open
     ended_early: str | None = None  # why the run was ended for all, in words
@@ -51,7 +51,7 @@ class Crew:
         """From the first opening to the last, as their clocks tell it: max - min of opened_ns; None
         unless every rank that was wanted has opened."""
         opened = [m.opened_ns for m in self.members if m.opened_ns is not None]
-        return max(opened) - min(opened) if len(opened) == self.wanted else None
+        return max(opened) - min(opened) if len(opened) == self.expected else None
 
     @property
     def skew_error_ns(self) -> int | None:
@@ -63,7 +63,7 @@ class Crew:
     def to_json(self) -> dict[str, Any]:
         return {
             "how": self.how,
-            "wanted": self.wanted,
+            "expected": self.expected,
             "planned_ns": self.planned_ns,
             "ended_early": self.ended_early,
             "start_skew_ns": self.skew_ns,

@@ -11,7 +11,7 @@ class MpiRank:
     rank: int = 0
     ranks: int | None = 1  # of the whole job
     on_machine: int | None = 1  # of them on this machine
-    told_by: str | None = None  # the environment variable that has the rank
+    source: str | None = None  # the environment variable that has the rank
 
     @property
     def alone(self) -> bool:

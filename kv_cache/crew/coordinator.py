@@ -50,7 +50,7 @@ class Plan:
     """What is to be run together. `output` is the result of all."""
 
     how: str  # "clients": started here; "mpi": all but rank 0 come by themselves
-    wanted: int
+    expected: int
     config: Config
     output: Path
     addresses: Sequence[Address]
@@ -107,7 +107,7 @@ class Coordinator:
     def __init__(self, plan: Plan, listener: Listener) -> None:
         self.plan = plan
         self._listener = listener
-        self._ranks = [_Rank(rank=number) for number in range(plan.wanted)]
+        self._ranks = [_Rank(rank=number) for number in range(plan.expected)]
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._planned_ns: int | None = None
         self._ended_early: str | None = None
@@ -158,14 +158,14 @@ class Coordinator:
         """Start the ranks whose parent this process is: all of --clients, rank 0 of an MPI job.
         They are in sessions of their own, so that Ctrl-C reaches this process alone, which ends
         them."""
-        wanted = self.plan.wanted if self.plan.how == "clients" else 1
+        expected = self.plan.expected if self.plan.how == "clients" else 1
         base = {
             **os.environ,
             COORDINATOR: orjson.dumps(self.plan.addresses).decode(),
             KEY: self.plan.key.hex(),
         }
-        for number in range(wanted):
-            variables = {RANK: number, RANKS: wanted, RANKS_HERE: wanted}
+        for number in range(expected):
+            variables = {RANK: number, RANKS: expected, RANKS_HERE: expected}
             rank_variables = variables if self.plan.how == "clients" else {}
             self._children[number] = subprocess.Popen(
                 [sys.executable, *sys.orig_argv[1:]],
@@ -209,8 +209,8 @@ class Coordinator:
 
     def _join(self, wire: Wire, about: Message) -> None:
         number, plan = int(about.get("rank", -1)), self.plan
-        if about.get("ranks") != plan.wanted or number not in range(plan.wanted):
-            why = f"rank {number} of {about.get('ranks')} came to a run of {plan.wanted} ranks"
+        if about.get("ranks") != plan.expected or number not in range(plan.expected):
+            why = f"rank {number} of {about.get('ranks')} came to a run of {plan.expected} ranks"
             wire.send("refused", why=why)
             raise _Over(Exit.REFUSED, f"{why}; start all ranks with one command")
         rank = self._ranks[number]
@@ -474,14 +474,14 @@ class Coordinator:
 
     def _show(self) -> None:
         totals = [rank.totals for rank in self._ranks if rank.totals]
-        self._bar.note(progress_line(totals, self.plan.wanted, self._ended_early))
+        self._bar.note(progress_line(totals, self.plan.expected, self._ended_early))
 
     # --- the end -----------------------------------------------------------------------------
 
     def _crew(self) -> Crew:
         return Crew(
             how=self.plan.how,
-            wanted=self.plan.wanted,
+            expected=self.plan.expected,
             members=[self._member(rank) for rank in self._ranks],
             planned_ns=self._planned_ns,
             ended_early=self._ended_early,
@@ -564,12 +564,12 @@ def too_little_room(demands: Mapping[int, tuple[str, Sequence[Mapping[str, Any]]
             wanting.setdefault((machine, row["device"]), []).append((rank, row))
     for on_one in wanting.values():
         rows = [row for _, row in on_one]
-        wanted = sum(row["wanted_bytes"] for row in rows)
+        needed = sum(row["wanted_bytes"] for row in rows)
         free = max(row["free_bytes"] for row in rows) + sum(row["dead_bytes"] for row in rows)
-        if wanted > free:
+        if needed > free:
             ranks = _words(list(dict.fromkeys(str(rank) for rank, _ in on_one)))
             return (
-                f"ranks {ranks} want {human_bytes(wanted)} together on the file system of "
+                f"ranks {ranks} want {human_bytes(needed)} together on the file system of "
                 f"{rows[0]['directory']}, but {human_bytes(free)} are free there; lower "
                 "--storage-capacity-gb, which is each rank's, or start fewer"
             )
@@ -613,11 +613,11 @@ def _words(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
-def progress_line(totals: Sequence[Message], wanted: int, ending: str | None = None) -> str:
+def progress_line(totals: Sequence[Message], expected: int, ending: str | None = None) -> str:
     """Return one line about all ranks that have sent totals: sums, and the worst p95."""
     phases = [each["phase"] for each in totals if "phase" in each]
     parts = [
-        f"{wanted} ranks",
+        f"{expected} ranks",
         "ending" if ending else " ".join(dict.fromkeys(phases)) or "starting",
         f"{max((each.get('elapsed_s', 0.0) for each in totals), default=0.0):5.1f} s",
         f"{_sum(totals, 'completed')} done",

@@ -46,7 +46,7 @@ def rank_of(environ: Mapping[str, str]) -> MpiRank:
                 "are counted from 0; unset both, or start with mpirun"
             )
         on_machine = ranks if ranks == 1 else starter.on_machine(environ)
-        return MpiRank(rank=rank, ranks=ranks, on_machine=on_machine, told_by=starter.rank)
+        return MpiRank(rank=rank, ranks=ranks, on_machine=on_machine, source=starter.rank)
     return ALONE
 
 

@@ -100,7 +100,7 @@ def alone_note(rank: MpiRank) -> tuple[str, ...]:
     """Return what a reader of one rank's result has to know."""
     if rank.alone:
         return ()
-    note = f"this is {rank} ({rank.told_by}) alone: nothing here is a sum over ranks"
+    note = f"this is {rank} ({rank.source}) alone: nothing here is a sum over ranks"
     return (f"{note}, and the others' results have files of their own",)
 
 

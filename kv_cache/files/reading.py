@@ -16,6 +16,7 @@ from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.result.chain import SECTION as SECTION
 from kv_cache.result.chain import check
 from kv_cache.result.kinds import KINDS
+from kv_cache.result.older import modern
 
 RESULT_FILE = "result.json"
 """Name of the result in a run's directory; naming the directory is enough."""
@@ -27,7 +28,7 @@ _SCHEMA = re.compile(r"kv-cache-result/\d+")
 
 
 def read_result(path: Path, *, measured: bool = True) -> Mapping[str, Any]:
-    """Return the document of a result file, or of the one in a run's directory.
+    """Return the unchanged document of a result file, or of the one in a run's directory.
 
     `measured` refuses results of virtual time. Raises UsageError.
     """
@@ -40,7 +41,8 @@ def read_result(path: Path, *, measured: bool = True) -> Mapping[str, Any]:
             f"{file} was made by {_short(section.get('driver'))}, which moves no bytes; give the "
             "result of a run without --virtual-time"
         )
-    return document
+    require_intact(document, path)
+    return modern(document)
 
 
 def read_document(path: Path, *more: str) -> Mapping[str, Any]:
@@ -49,10 +51,11 @@ def read_document(path: Path, *more: str) -> Mapping[str, Any]:
     file = _result_file(path)
     document: Mapping[str, Any] = _parsed(file)
     section = _section(document, file)
-    if section.get("schema") not in (*KINDS, *more):
+    renamed = modern(document)
+    if renamed[SECTION].get("schema") not in (*KINDS, *more):
         _require_run(section, file)
     require_intact(document, path)
-    return document
+    return renamed
 
 
 def _section(document: Any, file: Path) -> Mapping[str, Any]:

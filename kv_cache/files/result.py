@@ -47,7 +47,7 @@ class Result:
 
     @property
     def schema(self) -> str:
-        """The kind of document, as `kv-cache-result/8`."""
+        """The kind of document, as `kv-cache-result/9`."""
         return str(self.section["schema"])
 
     @property

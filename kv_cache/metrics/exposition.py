@@ -30,7 +30,7 @@ class Family:
 
     name: str
     kind: str
-    says: str
+    help_text: str
     samples: tuple[Sample, ...] = ()
     histograms: tuple[tuple[Labels, Histogram], ...] = ()
 
@@ -38,7 +38,7 @@ class Family:
         if not self.samples and not self.histograms:
             return
         name = PREFIX + self.name
-        yield f"# HELP {name} {_escaped(self.says)}"
+        yield f"# HELP {name} {_escaped(self.help_text)}"
         yield f"# TYPE {name} {self.kind}"
         for labels, value in self.samples:
             yield _line(name, labels, value)
@@ -81,11 +81,11 @@ def exposition(families: Iterable[Family]) -> str:
 def about(info: Labels, doing: str) -> list[Family]:
     """Return the families that say what runs, and what it does at the moment."""
     return [
-        Family(name="run_info", kind="gauge", says="What is run", samples=((info, 1),)),
+        Family(name="run_info", kind="gauge", help_text="What is run", samples=((info, 1),)),
         Family(
             name="doing",
             kind="gauge",
-            says="What the run does now: 1 for one word",
+            help_text="What the run does now: 1 for one word",
             samples=(({"what": doing}, 1),),
         ),
     ]
@@ -106,24 +106,27 @@ def _requests(recorder: Recorder, totals: Totals) -> Iterator[Family]:
         for (phase, qos, outcome), count in totals.ended.items()
         if count or phase is Phase.MEASURE
     )
-    says = "Requests that ended, up to the latest window"
-    yield Family(name="requests_total", kind="counter", says=says, samples=tuple(ended))
+    help_text = "Requests that ended, up to the latest window"
+    yield Family(name="requests_total", kind="counter", help_text=help_text, samples=tuple(ended))
     for name, counts in (("prompt", totals.prompt_tokens), ("output", totals.output_tokens)):
         yield Family(
             name=f"{name}_tokens_total",
             kind="counter",
-            says=f"{name.title()} tokens of requests that completed, up to the latest window",
+            help_text=f"{name.title()} tokens of requests that completed, up to the latest window",
             samples=tuple(
                 ({"class": qos.value, "phase": phase.value}, count)
                 for (phase, qos), count in counts.items()
                 if count or phase is Phase.MEASURE
             ),
         )
-    for name, says in (("response", "Answered after it was meant to be asked"), ("ttft", "TTFT")):
+    for name, help_text in (
+        ("response", "Answered after it was meant to be asked"),
+        ("ttft", "TTFT"),
+    ):
         yield Family(
             name=f"{name}_seconds",
             kind="histogram",
-            says=f"{says}: requests that completed in the measured window",
+            help_text=f"{help_text}: requests that completed in the measured window",
             histograms=tuple(
                 ({"class": qos.value}, getattr(recorder.classes[qos], name)) for qos in Qos
             ),
@@ -137,13 +140,13 @@ def _operations(recorder: Recorder) -> Iterator[Family]:
         key = flow.phase, flow.tier, flow.kind, str(flow.cause)
         counted.setdefault(key, []).append(stats)
     labelled = {_flow_labels(key): stats for key, stats in sorted(counted.items())}
-    for name, says, value in (
+    for name, help_text, value in (
         ("operations_total", "Operations that ended well", lambda s: s.operations),
         ("bytes_total", "Bytes that system calls moved", lambda s: s.bytes),
         ("system_calls_total", "System calls that moved them", lambda s: s.calls),
     ):
         samples = tuple((dict(k), sum(map(value, stats))) for k, stats in labelled.items())
-        yield Family(name=name, kind="counter", says=says, samples=samples)
+        yield Family(name=name, kind="counter", help_text=help_text, samples=samples)
     failed = (
         (
             {
@@ -156,12 +159,14 @@ def _operations(recorder: Recorder) -> Iterator[Family]:
         )
         for failure, count in dict(recorder.failures).items()
     )
-    says = "Operations that failed"
-    yield Family(name="failed_operations_total", kind="counter", says=says, samples=tuple(failed))
+    help_text = "Operations that failed"
+    yield Family(
+        name="failed_operations_total", kind="counter", help_text=help_text, samples=tuple(failed)
+    )
     yield Family(
         name="operation_seconds",
         kind="histogram",
-        says="Time of operations in all phases: the device's for storage, all of it for memory",
+        help_text="Time of operations in all phases: device time for storage, all of it for memory",
         histograms=tuple(_latencies(flows)),
     )
 
@@ -203,10 +208,14 @@ def _now(window: Window) -> Iterator[Family]:
     if window.saturation is not None:
         level = window.saturation
         by = {"by": level.by or "nothing"}
-        says = "Load over what may be, by the signal that is nearest its limit; 1 is at the limit"
-        yield Family(name="saturation", kind="gauge", says=says, samples=((by, level.level),))
+        help_text = (
+            "Load over what may be, by the signal that is nearest its limit; 1 is at the limit"
+        )
+        yield Family(
+            name="saturation", kind="gauge", help_text=help_text, samples=((by, level.level),)
+        )
         yield _gauge("saturated", "Whether storage is saturated", int(level.saturated))
-    says = "Percentiles of the latest window; device time for storage"
+    help_text = "Percentiles of the latest window; device time for storage"
     percentiles = tuple(
         ({"tier": tier.label, "operation": kind.value, "quantile": quantile}, ns / NS_PER_S)
         for (tier, kind), ops in sorted(window.ops.items())
@@ -218,14 +227,16 @@ def _now(window: Window) -> Iterator[Family]:
         if ns is not None
     )
     if percentiles:  # too few operations support none
-        yield Family(name="window_operation_seconds", kind="gauge", says=says, samples=percentiles)
+        yield Family(
+            name="window_operation_seconds", kind="gauge", help_text=help_text, samples=percentiles
+        )
 
 
 def _levels(gauges: Gauges) -> Iterator[Family]:
-    for name, says in _GAUGES.items():
+    for name, help_text in _GAUGES.items():
         value = getattr(gauges, name)
         if value is not None:
-            yield _gauge(name, says, value)
+            yield _gauge(name, help_text, value)
     oldest_s = gauges.oldest_queued_ns / NS_PER_S
     yield _gauge("oldest_queued_seconds", "Age of the request that has waited longest", oldest_s)
 
@@ -237,9 +248,9 @@ def _machine(window: Window) -> Iterator[Family]:
             yield _gauge(f"machine_{name}", f"{name} of the window, see docs/metrics.md", value)
 
 
-def _gauge(name: str, says: str, value: float) -> Family:
-    return Family(name=name, kind="gauge", says=says, samples=(({}, value),))
+def _gauge(name: str, help_text: str, value: float) -> Family:
+    return Family(name=name, kind="gauge", help_text=help_text, samples=(({}, value),))
 
 
-def _counter(name: str, says: str, value: float) -> Family:
-    return Family(name=name, kind="counter", says=says, samples=(({}, value),))
+def _counter(name: str, help_text: str, value: float) -> Family:
+    return Family(name=name, kind="counter", help_text=help_text, samples=(({}, value),))

@@ -23,28 +23,28 @@ class Look(NamedTuple):
     """One look at what is judged. A rule may take several, of which the gravest count."""
 
     status: Status
-    says: str
+    message: str
     where: str = ""  # the file or directory that was looked at, if there are several
 
 
-def well(says: str, where: str = "") -> Look:
-    return Look(Status.PASS, says, where)
+def well(message: str, where: str = "") -> Look:
+    return Look(Status.PASS, message, where)
 
 
-def suspect(says: str, where: str = "") -> Look:
-    return Look(Status.SUSPECT, says, where)
+def suspect(message: str, where: str = "") -> Look:
+    return Look(Status.SUSPECT, message, where)
 
 
-def invalid(says: str, where: str = "") -> Look:
-    return Look(Status.INVALID, says, where)
+def invalid(message: str, where: str = "") -> Look:
+    return Look(Status.INVALID, message, where)
 
 
-def unknown(says: str, where: str = "") -> Look:
-    return Look(Status.NOT_JUDGED, says, where)
+def unknown(message: str, where: str = "") -> Look:
+    return Look(Status.NOT_JUDGED, message, where)
 
 
-def nothing(says: str, where: str = "") -> Look:
-    return Look(Status.NOT_APPLICABLE, says, where)
+def nothing(message: str, where: str = "") -> Look:
+    return Look(Status.NOT_APPLICABLE, message, where)
 
 
 def gravest(

@@ -35,10 +35,10 @@ class Finding:
     rule: str
     name: str
     status: Status
-    says: str
+    message: str
 
     def __str__(self) -> str:
-        return f"{self.rule} {self.name}: {self.says}"
+        return f"{self.rule} {self.name}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,8 @@ def findings_below(stack: Mapping[str, Any]) -> Iterator[str]:
 def _find(rule: str, facts: Evidence, thresholds: Thresholds) -> Finding:
     name, look_at = RULES[rule]
     if facts.text("driver") == VIRTUAL_TIME and look_at is not real_io:
-        says = "virtual time: there is nothing to look at"
-        return Finding(rule=rule, name=name, status=Status.NOT_APPLICABLE, says=says)
+        message = "virtual time: there is nothing to look at"
+        return Finding(rule=rule, name=name, status=Status.NOT_APPLICABLE, message=message)
     status, looks = gravest(look_at(facts, thresholds), _GRAVEST_FIRST)
-    says = "; ".join(look.says for look in looks)
-    return Finding(rule=rule, name=name, status=status, says=says)
+    message = "; ".join(look.message for look in looks)
+    return Finding(rule=rule, name=name, status=status, message=message)

@@ -75,7 +75,7 @@ def option_summary(tree: Tree, option: int) -> dict[str, Any]:
         "name": None if known is None else known.name,
         "valid": not flaws,
         "invalid_because": [
-            {"kind": flaw.kind, "where": flaw.path, "says": flaw.says} for flaw in flaws
+            {"kind": flaw.kind, "where": flaw.path, "message": flaw.message} for flaw in flaws
         ],
     }
     return head if flaws else {**head, **_numbers(tree.of(option))}

@@ -23,9 +23,10 @@ from kv_cache.mlperf.layout import MANIFEST, Place, all_files
 from kv_cache.mlperf.plan import Deviation, Plan, longest_window_s
 from kv_cache.result.chain import SECTION, Change, check, file_digest, seal, sealed_files
 from kv_cache.result.counted import Json
+from kv_cache.result.older import modern
 from kv_cache.result.run import MisshapenError, converted
 
-SCHEMA = "kv-cache-mlperf/1"
+SCHEMA = "kv-cache-mlperf/2"
 MOST_TRIALS, MOST_RANKS = 1000, 100_000
 """Limits of a sequence that is read: a record with larger numbers is not believed."""
 
@@ -61,7 +62,7 @@ class PlanRecord(Struct, frozen=True, kw_only=True):
 class SequenceRecord(Struct, frozen=True, kw_only=True):
     """What the record has of a sequence."""
 
-    schema: Literal["kv-cache-mlperf/1"]
+    schema: Literal["kv-cache-mlperf/1", "kv-cache-mlperf/2"]
     division: str
     system: str
     org: str
@@ -109,7 +110,7 @@ class EndedTrial:
             "arguments": list(self.arguments),
             "exit_codes": list(self.exit_codes),
             "complete": self.complete,
-            "says": self.problem,
+            "message": self.problem,
             "left_in_cache": self.left_in_cache,
         }
 
@@ -146,7 +147,7 @@ class RunningRecord:
             "config": self.plan.to_json(),
             "environment": self.environment,
             "trials": [row.to_json() for row in self.trials],
-            "deviations": [{"rule": d.rule, "says": d.says} for d in self.deviations],
+            "deviations": [{"rule": d.rule, "message": d.message} for d in self.deviations],
         }
 
     def _not_submittable(self) -> Iterator[str]:
@@ -184,7 +185,7 @@ def read_manifest(place: Place) -> Manifest | None:
         return None
     document = _parsed(path)
     try:
-        record = converted(document[SECTION], SequenceRecord, SECTION)
+        record = converted(modern(document)[SECTION], SequenceRecord, SECTION)
     except MisshapenError as error:
         raise UsageError(
             f"{path} is of another schema than {SCHEMA}, or was cut ({error}); give the tree as "

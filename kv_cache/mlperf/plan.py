@@ -17,10 +17,10 @@ class Deviation(NamedTuple):
     """A departure from what CLOSED prescribes, with the name of the rule."""
 
     rule: str
-    says: str
+    message: str
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.says}"
+        return f"{self.rule}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,38 +131,38 @@ def _of_sequence(plan: Plan) -> Iterator[Deviation]:
         named = ", ".join(map(str, plan.options))
         yield Deviation("kvcacheFixedWorkloadPerOption", f"--option {named}: all three are wanted")
     if plan.shorten_s is not None:
-        says = f"--shorten {plan.shorten_s:g}: the options have 300 s"
-        yield Deviation("kvcacheFixedWorkloadPerOption", says)
+        message = f"--shorten {plan.shorten_s:g}: the options have 300 s"
+        yield Deviation("kvcacheFixedWorkloadPerOption", message)
     if plan.seed != SEED:
         yield Deviation(locks, f"--seed {plan.seed}: {SEED} is fixed")
     if plan.trials != TRIALS:
         yield Deviation(locks, f"--trials {plan.trials}: {TRIALS} are fixed")
     if plan.option_delay_s != OPTION_DELAY_S:
-        says = f"--option-delay {plan.option_delay_s:g}: {OPTION_DELAY_S:g} s are fixed"
-        yield Deviation(locks, says)
+        message = f"--option-delay {plan.option_delay_s:g}: {OPTION_DELAY_S:g} s are fixed"
+        yield Deviation(locks, message)
     if plan.config is not None:
         yield Deviation(locks, f"--config {plan.config}: none is allowed")
 
 
 def _of_flags(plan: Plan, overrides: Mapping[str, Any]) -> Iterator[Deviation]:
     if overrides.get("autoscaler.enabled"):
-        says = "--enable-autoscaling: the number of users is fixed"
-        yield Deviation("kvcacheAutoscalingProhibited", says)
+        message = "--enable-autoscaling: the number of users is fixed"
+        yield Deviation("kvcacheAutoscalingProhibited", message)
     if plan.flags:
-        says = f"{' '.join(plan.flags)}: no flag of run may be given"
-        yield Deviation("kvcacheClosedImmutable", says)
+        message = f"{' '.join(plan.flags)}: no flag of run may be given"
+        yield Deviation("kvcacheClosedImmutable", message)
     for name, (_, text) in plan.variables.items():
-        says = f"{name}={text} in the environment: no option of run may be set"
-        yield Deviation("kvcacheClosedImmutable", says)
+        message = f"{name}={text} in the environment: no option of run may be set"
+        yield Deviation("kvcacheClosedImmutable", message)
 
 
 def _of_places(same_filesystem: bool, cache_dir: str) -> Iterator[Deviation]:
     if "://" in cache_dir:
-        says = f"--cache-dir {cache_dir}: an object store is used through a mount"
-        yield Deviation("kvcacheObjectViaGateway", says)
+        message = f"--cache-dir {cache_dir}: an object store is used through a mount"
+        yield Deviation("kvcacheObjectViaGateway", message)
     if same_filesystem:
-        says = "--cache-dir and --results-dir are on one file system"
-        yield Deviation("kvcachePosixCacheDir", says)
+        message = "--cache-dir and --results-dir are on one file system"
+        yield Deviation("kvcachePosixCacheDir", message)
 
 
 def ranks_of_launch(words: tuple[str, ...]) -> int | None:

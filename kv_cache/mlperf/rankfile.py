@@ -44,10 +44,10 @@ class Flaw(NamedTuple):
     kind: str
     option: int | None
     path: str
-    says: str
+    message: str
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.path} {self.says}"
+        return f"{self.kind}: {self.path} {self.message}"
 
 
 class Spot(NamedTuple):
@@ -108,8 +108,8 @@ HISTOGRAMS = ("device_read", "device_write", "total_read", "total_write", "respo
 def read_rank(spot: Spot, path: Path, name: str) -> RankResult | Flaw:
     """Return the result in a file, or what is wrong with it."""
 
-    def flaw(kind: str, says: str) -> Flaw:
-        return Flaw(kind, spot.option, name, says)
+    def flaw(kind: str, message: str) -> Flaw:
+        return Flaw(kind, spot.option, name, message)
 
     try:
         raw = result_bytes(path)
@@ -149,7 +149,7 @@ def read_rank(spot: Spot, path: Path, name: str) -> RankResult | Flaw:
 
 def _changes(document: Json, raw: bytes) -> Iterator[str]:
     for change in check(document, {}):
-        yield f"{change.link} {change.says}"
+        yield f"{change.link} {change.message}"
     if as_json(document) != raw:  # a key twice, or spelled by another program
         yield "it is not spelled as it was written"
     yield from recheck(document)

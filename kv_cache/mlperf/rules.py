@@ -71,7 +71,7 @@ class TreeFinding:
             "rule": self.rule,
             "section": self.section,
             "status": STATUS_WORDS[self.status],
-            "looks": [{"where": look.where, "says": look.says} for look in self.looks],
+            "looks": [{"where": look.where, "message": look.message} for look in self.looks],
         }
 
 
@@ -104,7 +104,7 @@ def _closed_only(rule: TreeRule) -> TreeRule:
 
 def _each(tree: Tree, flaw: Callable[[RankResult], Iterator[str]], passes: str) -> Iterator[Look]:
     """A look at each rank; one that passes stands for all that do."""
-    flaws = [invalid(says, r.path) for r in tree.ranks for says in flaw(r)]
+    flaws = [invalid(message, r.path) for r in tree.ranks for message in flaw(r)]
     yield from _unread(tree)
     yield from flaws or [well(f"{passes} ({len(tree.ranks)} results)")]
 
@@ -154,8 +154,8 @@ def _sequence_locks(tree: Tree) -> Iterator[Look]:
     if plan.config is not None:
         yield invalid(f"config: {plan.config}, and none is allowed", MANIFEST)
     if plan.option_delay_s != OPTION_DELAY_S:
-        says = f"option_delay_s: {plan.option_delay_s:g}, and {OPTION_DELAY_S:g} is fixed"
-        yield invalid(says, MANIFEST)
+        message = f"option_delay_s: {plan.option_delay_s:g}, and {OPTION_DELAY_S:g} is fixed"
+        yield invalid(message, MANIFEST)
     yield from _delays(tree.manifest.record.trials, plan)
 
 
@@ -179,8 +179,8 @@ def _delays(trials: Sequence[TrialRecord], plan: PlanRecord) -> Iterator[Look]:
             continue
         waited_s = began - ended
         if waited_s < wanted_s - _CLOCKS_S:
-            says = f"option {after.option} began {waited_s:.0f} s after option {before.option}"
-            yield invalid(f"{says}, and {wanted_s:g} s are planned", MANIFEST)
+            message = f"option {after.option} began {waited_s:.0f} s after option {before.option}"
+            yield invalid(f"{message}, and {wanted_s:g} s are planned", MANIFEST)
 
 
 def _instant(text: str) -> float | None:
@@ -225,8 +225,8 @@ def _isolation(tree: Tree) -> Iterator[Look]:
     trials = [] if tree.manifest is None else tree.manifest.record.trials
     for row in trials:
         if row.left_in_cache:
-            says = f"left {row.left_in_cache} files in the cache directory for what came next"
-            yield invalid(says, f"option_{row.option}/trial_{row.trial}")
+            message = f"left {row.left_in_cache} files in the cache directory for what came next"
+            yield invalid(message, f"option_{row.option}/trial_{row.trial}")
 
 
 def _own_places(result: RankResult) -> Iterator[str]:
@@ -292,8 +292,10 @@ def _compared(tree: Tree, path: Path, names: Sequence[str]) -> Iterator[Look]:
             if value is None:
                 yield unknown(f"option {option} has no {name}", where)
             elif not _same(value, found[name]):
-                says = f"option {option}: {name} is {value!r}, and the ranks give {found[name]!r}"
-                yield invalid(says, where)
+                message = (
+                    f"option {option}: {name} is {value!r}, and the ranks give {found[name]!r}"
+                )
+                yield invalid(message, where)
             seen += 1
     if seen:
         yield well(f"{', '.join(names)} follow from the ranks' results", where)
@@ -545,7 +547,7 @@ def _identical(tree: Tree) -> Iterator[Look]:
 def _complete(tree: Tree) -> Iterator[Look]:
     for flaw in tree.flaws:
         if flaw.kind not in (TAMPERED, CPU_ONLY):
-            yield invalid(f"{flaw.says} ({flaw.kind})", flaw.path)
+            yield invalid(f"{flaw.message} ({flaw.kind})", flaw.path)
     yield from _unread(tree)
     expected = tree.expected
     count = len(expected.options) * expected.trials * expected.ranks
@@ -555,7 +557,7 @@ def _complete(tree: Tree) -> Iterator[Look]:
 def _intact(tree: Tree) -> Iterator[Look]:
     for flaw in tree.flaws:
         if flaw.kind == TAMPERED and flaw.path != MANIFEST:
-            yield invalid(flaw.says, flaw.path)
+            yield invalid(flaw.message, flaw.path)
     yield from _unread(tree)
     yield well(f"chain and numbers of {len(tree.ranks)} results come out the same")
 
@@ -564,10 +566,10 @@ def _chain(tree: Tree) -> Iterator[Look]:
     if tree.manifest is None:
         yield unknown(f"there is no {MANIFEST}; each result has a chain of its own")
         return
-    for link, says in tree.manifest.record_changes:
-        yield invalid(f"{link} {says}", MANIFEST)
-    for name, says in tree.manifest.file_changes:
-        yield invalid(says, name)
+    for link, message in tree.manifest.record_changes:
+        yield invalid(f"{link} {message}", MANIFEST)
+    for name, message in tree.manifest.file_changes:
+        yield invalid(message, name)
     for name in gone(tree.manifest, tree.place):
         yield invalid("was there when the sequence ended", name)
     yield well("every file is as the sequence left it", MANIFEST)

@@ -90,7 +90,7 @@ class Tree:
     def deviations(self) -> tuple[str, ...]:
         """Where it departs from a CLOSED submission, by its record."""
         rows = [] if self.manifest is None else self.manifest.record.deviations
-        return tuple(f"{d.get('rule')}: {d.get('says')}" for d in rows if isinstance(d, Mapping))
+        return tuple(f"{d.get('rule')}: {d.get('message')}" for d in rows if isinstance(d, Mapping))
 
     def of(self, option: int) -> list[RankResult]:
         return [result for result in self.ranks if result.spot.option == option]
@@ -170,12 +170,12 @@ def _of_manifest(manifest: Manifest | None, place: Place) -> Iterator[Flaw]:
     every one. Other changes say nothing about numbers, and `check` reports them."""
     if manifest is None:
         return
-    for link, says in manifest.record_changes:
-        yield Flaw(TAMPERED, None, MANIFEST, f"is not as it was written: {link} {says}")
-    for name, says in manifest.file_changes:
+    for link, message in manifest.record_changes:
+        yield Flaw(TAMPERED, None, MANIFEST, f"is not as it was written: {link} {message}")
+    for name, message in manifest.file_changes:
         spot = _spot(name)
         if spot is not None:
-            yield Flaw(TAMPERED, spot.option, name, says)
+            yield Flaw(TAMPERED, spot.option, name, message)
     for name in gone(manifest, place):
         spot = _spot(name)
         if spot is not None:
@@ -204,8 +204,8 @@ def _missing(expected: Expected, files_at: Mapping[Spot, Any], place: Place) -> 
             for rank in range(expected.ranks):
                 spot = Spot(option, trial, rank)
                 if not files_at.get(spot):
-                    says = f"has no result ({expected.ranks} ranks, says {expected.source})"
-                    yield Flaw(MISSING, option, str(spot), says)
+                    message = f"has no result ({expected.ranks} ranks, says {expected.source})"
+                    yield Flaw(MISSING, option, str(spot), message)
 
 
 def _twice(
@@ -214,8 +214,8 @@ def _twice(
     for spot, files in files_at.items():
         if len(files) > 1:
             names = ", ".join(path.name for path in files[:_MOST_NAMED])
-            says = f"has {len(files)} results ({names}), and a launcher reads any of them"
-            yield Flaw(DUPLICATE, spot.option, str(spot), says)
+            message = f"has {len(files)} results ({names}), and a launcher reads any of them"
+            yield Flaw(DUPLICATE, spot.option, str(spot), message)
     first: dict[str, RankResult] = {}
     for result in ranks:
         other = first.setdefault(result.fingerprint, result)
@@ -223,8 +223,8 @@ def _twice(
             for option in {result.spot.option, other.spot.option}:
                 yield Flaw(DUPLICATE, option, result.path, f"is the result {other.path} again")
         if result.mpi.rank != result.spot.rank:
-            says = f"is the result of rank {result.mpi.rank}, in the place of {result.spot.rank}"
-            yield Flaw(DUPLICATE, result.spot.option, result.path, says)
+            message = f"is the result of rank {result.mpi.rank}, in the place of {result.spot.rank}"
+            yield Flaw(DUPLICATE, result.spot.option, result.path, message)
 
 
 def _not_expected(expected: Expected, files_at: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:
@@ -249,16 +249,16 @@ def _different(ranks: list[RankResult], expected: Expected) -> Iterator[Flaw]:
             if differing:
                 named = ", ".join(differing[:_MOST_NAMED])
                 more = ", ..." if differing[_MOST_NAMED:] else ""
-                says = f"was run with another configuration than {first.path} ({named}{more})"
-                yield Flaw(CONFIGS, option, result.path, says)
+                message = f"was run with another configuration than {first.path} ({named}{more})"
+                yield Flaw(CONFIGS, option, result.path, message)
             seed = first.seed - first.mpi.rank + result.mpi.rank
             if result.seed != seed:
-                says = f"has seed {result.seed}, but {seed} follows from {first.path}"
-                yield Flaw(CONFIGS, option, result.path, says)
+                message = f"has seed {result.seed}, but {seed} follows from {first.path}"
+                yield Flaw(CONFIGS, option, result.path, message)
             count = result.mpi.ranks
             if count is not None and count != expected.ranks:
-                says = f"is of a job of {count} ranks, not of {expected.ranks}"
-                yield Flaw(CLIENTS, option, result.path, says)
+                message = f"is of a job of {count} ranks, not of {expected.ranks}"
+                yield Flaw(CLIENTS, option, result.path, message)
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
@@ -272,5 +272,7 @@ def _without_storage(ranks: list[RankResult], expected: Expected) -> Iterator[Fl
     for option in expected.options:
         entries = [result.storage_entries for result in ranks if result.spot.option == option]
         if entries and not any(entries):
-            says = "left nothing in storage (storage_entries is 0 for all ranks): RAM was measured"
-            yield Flaw(CPU_ONLY, option, f"option_{option}", says)
+            message = (
+                "left nothing in storage (storage_entries is 0 for all ranks): RAM was measured"
+            )
+            yield Flaw(CPU_ONLY, option, f"option_{option}", message)

@@ -13,7 +13,7 @@ from kv_cache.result.metrics import METRICS
 
 SCHEMA = "kv-cache-summary/1"
 TRIALS_SCHEMA = "kv-cache-trials-summary/1"
-RANKS_SCHEMA = "kv-cache-ranks-summary/1"
+RANKS_SCHEMA = "kv-cache-ranks-summary/2"
 
 Json = Mapping[str, Any]
 
@@ -56,7 +56,7 @@ def brief_of_trials(
 def brief_of_ranks(document: Json, files: Mapping[str, str]) -> dict[str, Any]:
     """Return the summary of several ranks: their sums, and the figures of each."""
     section = document["kv_cache"]
-    of_crew = ("how", "wanted", "ended_early", "start_skew_ns", "start_skew_error_ns")
+    of_crew = ("how", "expected", "ended_early", "start_skew_ns", "start_skew_error_ns")
     return {
         "schema": RANKS_SCHEMA,
         **_numbers(document),

@@ -36,7 +36,7 @@ from kv_cache.result.verdicts import status_of
 from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
 from kv_cache.schedule.probe import Judged, ProbeVerdict, SloEstimate, decided
 
-SCHEMA = "kv-cache-capacity/1"
+SCHEMA = "kv-cache-capacity/2"
 _KINDS = (OpKind.READ, OpKind.WRITE)
 
 
@@ -44,7 +44,7 @@ class JudgedSlo(Struct, frozen=True, kw_only=True):
     """How many requests of one probe were over one limit; the interval holds the share with
     95 %."""
 
-    promise: str
+    slo: str
     ended: Count | None = None
     share: Number | None = None
     low: Number | None = None
@@ -61,7 +61,7 @@ class ProbeFacts(Struct, frozen=True, kw_only=True):
     client_bound: bool = False
     probe: Count | None = None
     why: str = ""
-    promises: list[JudgedSlo] = []
+    slos: list[JudgedSlo] = []
     seconds: Number | None = None
     offered_per_s: Number | None = None
     completed_per_s: Number | None = None
@@ -126,7 +126,7 @@ class CapacityFacts(Struct, frozen=True, kw_only=True):
 
 
 class Probe(NamedTuple):
-    """What is kept of one probe: its load, what was promised to those who were there, what came
+    """What is kept of one probe: its load, the SLOs of those who were there, what came
     out, its row in the result, and what its passport found."""
 
     load: float
@@ -160,7 +160,7 @@ def probe_of(
 
 def client_bound(outcome: RunOutcome, judged: Judged, overloaded: bool) -> bool:
     """Whether the client's doing is why a load was not carried: requests came late, and would have
-    kept their promise otherwise; or its cores were full while the device was not."""
+    been within the SLO otherwise; or its cores were full while the device was not."""
     missed = [estimate.slo for estimate in judged.estimates if not estimate.kept]
     if outcome.driver != "real-io" or not (missed or overloaded):
         return False
@@ -309,7 +309,7 @@ def _of_probes(deciding: Sequence[Probe]) -> Iterator[str]:
         for probe in deciding:
             for row in probe.findings:
                 if row["status"] == word:
-                    sentences.setdefault(f"{row['rule']} {row['name']}", []).append(row["says"])
+                    sentences.setdefault(f"{row['rule']} {row['name']}", []).append(row["message"])
         for rule, several in sentences.items():
             count = f"in {len(several)} of the {len(deciding)} probes at the answer"
             yield f"{rule} is {word} {count}: {several[0]}"
@@ -399,7 +399,7 @@ def _row(
         "decided": decided(verdict.judged).value,
         "overloaded": verdict.overloaded,
         "client_bound": verdict.client_bound,
-        "promises": [_estimate(estimate) for estimate in verdict.judged.estimates],
+        "slos": [_estimate(estimate) for estimate in verdict.judged.estimates],
         "seconds": seconds,
         "offered_per_s": per_second(sum(w.submitted for w in windows), seconds),
         "completed_per_s": per_second(recorder.all.completed, seconds),
@@ -429,7 +429,7 @@ def _row(
 def _estimate(estimate: SloEstimate) -> dict[str, Any]:
     interval = estimate.interval() if estimate.ended else None
     return {
-        "promise": str(estimate.slo),
+        "slo": str(estimate.slo),
         "ended": estimate.ended,
         "over": estimate.over,
         "share": estimate.share,

@@ -29,7 +29,7 @@ class Change(NamedTuple):
     """Something that is not as it was when the run ended. `link` is its name in the chain."""
 
     link: str
-    says: str
+    message: str
 
 
 def seal(document: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
         "series": SeriesFacts(
             tick_s=config.monitor.tick_s,
             together=outcome.series.together,
-            promises=list(outcome.slos),
+            slos=list(outcome.slos),
             windows=plain([window_row(window) for window in outcome.series.windows]),
         ),
         "autoscaling": plain([dict(row) for row in outcome.decisions]),

@@ -219,7 +219,7 @@ class RankFacts(Struct, frozen=True, kw_only=True):
     rank: Count
     ranks: Count | None
     on_machine: Count | None
-    told_by: str | None
+    source: str | None
 
 
 class ScheduleFacts(Struct, frozen=True, kw_only=True):
@@ -232,7 +232,7 @@ class SeriesFacts(Struct, frozen=True, kw_only=True):
 
     tick_s: float
     together: Count
-    promises: list[str]
+    slos: list[str]
     windows: list[Json]
 
 

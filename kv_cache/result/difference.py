@@ -21,7 +21,7 @@ class Mismatch(NamedTuple):
     stored: Any
     expected: Any
 
-    def says(self, source: str) -> str:
+    def message(self, source: str) -> str:
         """Return one sentence; `source` is what the expected value comes from."""
         if self.expected is ABSENT:
             return f"{self.path} is there, but {source} does not give it"

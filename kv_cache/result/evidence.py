@@ -179,8 +179,8 @@ def _engines(run: CountedRun) -> dict[str, Any]:
             sums[1] += row.bytes
     storage = run.facts.tiers.get("storage")
     return {
-        "wanted": run.config.io.engine,
-        "write_wanted": run.config.io.write_engine,
+        "requested": run.config.io.engine,
+        "write_requested": run.config.io.write_engine,
         "fsync": run.config.fsync(),
         "note": None if storage is None else storage.store.get("engine_note"),
         "rows": [
@@ -274,7 +274,7 @@ def _gaps(run: CountedRun) -> dict[str, Any] | None:
 
 def _limits_ms(run: CountedRun) -> list[float]:
     """Return the limits of SLOs whose class has requests."""
-    texts = run.facts.series.promises
+    texts = run.facts.series.slos
     slos = parse_slos(",".join(texts)) if texts else ()
     classes = run.facts.measured
     return [ns_to_ms(slo.limit_ns) for slo in slos if classes.of(slo.qos).completed]

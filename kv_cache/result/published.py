@@ -14,7 +14,7 @@ from kv_cache.result.counted import Count, Kernel, Number, Verified
 from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.run import converted
 
-RANKS = "kv-cache-ranks/1"
+RANKS = "kv-cache-ranks/2"
 """The schema of several ranks that ran together."""
 
 
@@ -24,7 +24,7 @@ class RuleRow(Struct, frozen=True, kw_only=True):
     rule: str
     name: str
     status: str
-    says: str
+    message: str
 
 
 class Passport(Struct, frozen=True, kw_only=True):
@@ -170,7 +170,7 @@ class ClassFacts(Struct, frozen=True, kw_only=True):
     ttft_ms: Percentiles = Percentiles()
     histogram_response: Histogram = field(default_factory=Histogram)
     histogram_ttft: Histogram = field(default_factory=Histogram)
-    promises: dict[str, SloFacts] = {}
+    slos: dict[str, SloFacts] = {}
 
 
 class ReuseFacts(Struct, frozen=True, kw_only=True):
@@ -257,7 +257,7 @@ class RunSeries(Struct, frozen=True, kw_only=True):
 
     tick_s: Number | None = None
     together: Number = 1.0
-    promises: list[str] = []
+    slos: list[str] = []
     windows: list[WindowFacts] = []
 
 
@@ -280,7 +280,7 @@ class BlockTally(Struct, frozen=True, kw_only=True):
 
 
 class AdmissionTier(Struct, frozen=True, kw_only=True):
-    consulted: bool = field(name="asked")
+    consulted: bool
     admitted: BlockTally = BlockTally(blocks=0, bytes=0)
     not_admitted: dict[str, BlockTally] = {}
 
@@ -390,7 +390,7 @@ class CrewMember(Struct, frozen=True, kw_only=True):
 class PublishedCrew(Struct, frozen=True, kw_only=True):
     """Ranks that ran together."""
 
-    wanted: Count | None = None
+    expected: Count | None = None
     ended_early: str | None = None
     start_skew_ns: Number | None = None
     start_skew_error_ns: Number | None = None

@@ -108,7 +108,7 @@ def _measured(runs: Sequence[CountedRun], classes: Classes) -> dict[str, Any]:
         **{
             qos.value: {
                 **request_section(runs, classes.of(qos), qos),
-                "promises": slos_met(classes.of(qos).histogram_end_to_end, slos_ms(runs, qos)),
+                "slos": slos_met(classes.of(qos).histogram_end_to_end, slos_ms(runs, qos)),
             }
             for qos in Qos
         },

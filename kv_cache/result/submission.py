@@ -7,7 +7,7 @@ from msgspec import Struct
 from kv_cache.result.counted import Count, Number
 from kv_cache.result.sweep import IntervalEnds
 
-SCHEMA = "kv-cache-mlperf-summary/1"
+SCHEMA = "kv-cache-mlperf-summary/2"
 
 FALLS_SHORT, NOT_JUDGED = "falls short", "cannot be judged"
 PASSES, NOT_APPLICABLE = "pass", "not applicable"
@@ -20,7 +20,7 @@ class InvalidReason(Struct, frozen=True, kw_only=True):
 
     kind: str
     where: str
-    says: str
+    message: str
 
 
 class TrialSpread(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class RuleLook(Struct, frozen=True, kw_only=True):
     """One thing that a rule saw; `where` is a file or a directory of the tree."""
 
     where: str
-    says: str
+    message: str
 
 
 class RuleFinding(Struct, frozen=True, kw_only=True):

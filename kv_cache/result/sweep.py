@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from kv_cache.result.counted import Count, Number
 
-SCHEMA = "kv-cache-sweep/1"
+SCHEMA = "kv-cache-sweep/2"
 FINISHED, PLANNED, FAILED, INTERRUPTED = "finished", "planned", "failed", "interrupted"
 
 
@@ -32,7 +32,7 @@ class SweepRun(Struct, frozen=True, kw_only=True):
     directory: str
     status: str
     exit_code: int | None
-    says: str | None
+    message: str | None
 
 
 class SweepCell(Struct, frozen=True, kw_only=True):

@@ -30,8 +30,8 @@ def verdict_of(
 ) -> Verdict:
     """Return the worst of the rules in `looks`; `names` has what each rule is about."""
     findings = tuple(
-        Finding(rule=rule, name=names[rule], status=status, says=says)
-        for rule, (status, says) in looks.items()
+        Finding(rule=rule, name=names[rule], status=status, message=message)
+        for rule, (status, message) in looks.items()
     )
     return Verdict(
         verdict=worst({finding.status.value for finding in findings}),

@@ -37,7 +37,7 @@ class CheckedDocument:
 
     @property
     def changed(self) -> list[dict[str, str]]:
-        return [{"link": link, "says": says} for link, says in self.changes]
+        return [{"link": link, "message": message} for link, message in self.changes]
 
 
 @dataclass(frozen=True, kw_only=True)

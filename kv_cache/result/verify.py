@@ -46,7 +46,7 @@ def _unlike(document: Mapping[str, Any], again: Any, run: CountedRun) -> Iterato
     stored = {**document, SECTION: without_chain(document[SECTION])}
     for difference in differences(stored, again):
         if run.facts.program_version == __version__ or not difference.path.startswith(_JUDGED):
-            yield difference.says(SOURCE)
+            yield difference.message(SOURCE)
 
 
 def without_chain(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -174,10 +174,10 @@ def _probes(facts: CapacityFacts) -> Table:
 
 
 def _judged(facts: CapacityFacts) -> list[Part]:
-    judged = [(probe, slo) for probe in _ranked(facts) for slo in probe.promises]
+    judged = [(probe, at) for probe in _ranked(facts) for at in probe.slos]
     rows: list[list[Cell]] = [
-        [slo.promise, probe.load, probe.probe, slo.ended, slo.share, slo.low, slo.high, slo.allowed]
-        for probe, slo in judged
+        [at.slo, probe.load, probe.probe, at.ended, at.share, at.low, at.high, at.allowed]
+        for probe, at in judged
     ]
     columns = [
         ShownColumn("SLO"),
@@ -189,8 +189,8 @@ def _judged(facts: CapacityFacts) -> list[Part]:
         ShownColumn("to", PERCENT),
         ShownColumn("allowed", PERCENT),
     ]
-    says = "From and to: the 95 % interval of the share."
-    return [Table(columns=columns, rows=rows, says=says)] if rows else []
+    caption = "From and to: the 95 % interval of the share."
+    return [Table(columns=columns, rows=rows, caption=caption)] if rows else []
 
 
 def _passports(facts: CapacityFacts) -> list[Part]:
@@ -216,7 +216,7 @@ def _figures(facts: CapacityFacts) -> list[Part]:
     every = [
         _over_load(facts, "Response over load", _RESPONSE, _latencies(ranked, _load),
                    levels=_limits(facts), log_y=True,
-                   says="All requests. An SLO is of one class: a probe may miss it though this "
+                   caption="All requests. An SLO is of one class: a probe may miss it though this "
                    "line is below. The answer's interval is shaded."),
         over_throughput(facts),
         *(share for share in shares if share is not None),
@@ -249,7 +249,7 @@ def over_throughput(facts: CapacityFacts) -> Figure:
         y=_RESPONSE,
         lines=_latencies(ranked, _completed),
         log_y=True,
-        says=f"All requests. The numbers are the load, in {facts.unit}; lines go from load to "
+        caption=f"All requests. The numbers are the load, in {facts.unit}; lines go from load to "
         "load, through the mean of its probes.",
     )
 
@@ -302,7 +302,7 @@ def _over_load(
     *,
     levels: Sequence[Level] = (),
     log_y: bool = False,
-    says: str = "",
+    caption: str = "",
 ) -> Figure:
     """Over the load, with the answer, its interval and the knee."""
     answer, knee = facts.answer, facts.knee
@@ -324,7 +324,7 @@ def _over_load(
         levels=levels,
         places=places,
         bands=[Band(name="interval", start=max(low, least), end=end)] if 0 < low < end else (),
-        says=says,
+        caption=caption,
     )
 
 
@@ -342,8 +342,8 @@ def _shares(facts: CapacityFacts, slo: str) -> Figure | None:
     judged = [
         (probe, slo_row)
         for probe in _ranked(facts)
-        for slo_row in probe.promises
-        if slo_row.promise == slo and slo_row.share is not None
+        for slo_row in probe.slos
+        if slo_row.slo == slo and slo_row.share is not None
     ]
     if not judged:
         return None

@@ -113,7 +113,7 @@ def _inputs(inputs: Sequence[Input]) -> ViewSection:
     about = Table(
         columns=[ShownColumn(""), *(ShownColumn(each.label) for each in inputs)],
         rows=[[name, *(row.get(name, "") for row in facts)] for name in names],
-        says=f"{base.label} is the baseline.",
+        caption=f"{base.label} is the baseline.",
     )
     parts: list[Part] = [about, *([Remarks(texts=same)] if same else [])]
     return ViewSection(title="What is side by side", parts=parts)
@@ -250,7 +250,7 @@ def _differences(comparison: Comparison | None) -> Iterator[ViewSection]:
     table = Table(
         columns=[ShownColumn("what"), ShownColumn("kind"), *map(ShownColumn, labels)],
         rows=[[d.name, d.kind, *map(as_text, d.values)] for d in comparison.differs],
-        says=warning if configured else "",
+        caption=warning if configured else "",
     )
     parts: list[Part] = [table] if table.rows else [Remarks(texts=[same])]
     yield ViewSection(title="What else differs", parts=parts)

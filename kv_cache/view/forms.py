@@ -47,7 +47,7 @@ class Format:
     """`suffixes` name it by the file, the first is its own. What is not `printable` needs a file;
     `beside` goes beside a single result if no file is named."""
 
-    says: str
+    help_text: str
     suffixes: tuple[str, ...]
     render: Callable[[Sequence[Source]], bytes]
     require_ours: Callable[[Path, str], None]
@@ -114,7 +114,7 @@ def _placed(source: Source, make: Callable[[], View]) -> View:
 
 FORMATS: Mapping[str, Format] = {
     "html": Format(
-        says="a page for a browser, of any result, which needs no network",
+        help_text="a page for a browser, of any result, which needs no network",
         suffixes=(".html", ".htm"),
         render=lambda sources: page(
             [s.document for s in sources], [s.name for s in sources]
@@ -124,26 +124,26 @@ FORMATS: Mapping[str, Format] = {
         beside=True,
     ),
     "markdown": Format(
-        says="the same as text for pasting; of several results their comparison",
+        help_text="the same as text for pasting; of several results their comparison",
         suffixes=(".md",),
         render=_markdown,
         require_ours=_begins(MARKDOWN_MARK),
     ),
     "csv": Format(
-        says="a row for each run, in the reference's 99 columns",
+        help_text="a row for each run, in the reference's 99 columns",
         suffixes=(".csv",),
         render=lambda sources: summary_csv(_runs(sources, "csv")),
         require_ours=_begins(CSV_MARK),
     ),
     "xlsx": Format(
-        says="a workbook: all tables of one result, and the reference's sheets of runs",
+        help_text="a workbook: all tables of one result, and the reference's sheets of runs",
         suffixes=(".xlsx",),
         render=_workbook,
         require_ours=require_workbook,
         printable=False,
     ),
     "hdr": Format(
-        says="latencies of the measured window as a log of HdrHistogram",
+        help_text="latencies of the measured window as a log of HdrHistogram",
         suffixes=(".hlog", ".hdr"),
         render=lambda sources: hdr_log(_timed(sources)),
         require_ours=_begins(HDR_MARK),

@@ -221,7 +221,7 @@ def _tables(table: StudyTable) -> Iterator[Table]:
             ],
             rows=cells,
             marked=best,
-            says=" ".join(_order_texts(table.columns, by_capacity)),
+            caption=" ".join(_order_texts(table.columns, by_capacity)),
         )
 
 
@@ -266,7 +266,7 @@ def _figures(table: StudyTable, where: str, as_held: str, *, several: bool) -> I
                 lines=lines,
                 scale=Scale.LOG,
                 zero=False,
-                says="Dashed: what no policy undercuts, and rules that are no policy.",
+                caption="Dashed: what no policy undercuts, and rules that are no policy.",
                 detail=several and number > 0,
             )
 

@@ -29,7 +29,7 @@ Curve = tuple[str, Histogram]
 """A name and all values, in ns."""
 
 
-def percentile_figure(title: str, curves: Sequence[Curve], says: str = "") -> Figure | None:
+def percentile_figure(title: str, curves: Sequence[Curve], caption: str = "") -> Figure | None:
     """Times over percentiles up to p99.99; None without a value."""
     some = [(name, histogram) for name, histogram in curves if histogram.count]
     if not some:
@@ -43,7 +43,7 @@ def percentile_figure(title: str, curves: Sequence[Curve], says: str = "") -> Fi
         lines=[Line(name=name, points=_points(histogram)) for name, histogram in some],
         scale=Scale.PERCENTILE,
         log_y=True,
-        says=" ".join(text for text in (says, note) if text),
+        caption=" ".join(text for text in (caption, note) if text),
         detail=True,
         numbers=_numbers(title, some),
     )

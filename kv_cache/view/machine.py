@@ -75,7 +75,7 @@ def option_parts(config: object, defaults: Json) -> Iterator[Table | FactList]:
         title="Options that are not at their default",
         columns=[ShownColumn("option"), ShownColumn("value"), ShownColumn("default")],
         rows=changed,
-        says="" if changed else "Every option has its default.",
+        caption="" if changed else "Every option has its default.",
     )
     every = [(name, as_text(value)) for name, value in options]
     yield FactList(title=f"All {len(every)} options", rows=every, detail=True)

@@ -53,8 +53,8 @@ def _blocks(part: Part) -> Iterator[str]:
         case Table() if not part.detail:
             numbers = [column.unit is not None for column in part.columns]
             yield _table(part.headings, part.cells(), numbers)
-            if part.says:
-                yield safe(part.says)
+            if part.caption:
+                yield safe(part.caption)
         case KeyNumbers() | BarChart() | FlowDiagram() | IntervalChart():
             yield from _blocks(part.table())
         case FactList() if not part.detail:

@@ -114,7 +114,7 @@ def _diagram(window: Mapping[Key, Sequence[OperationFacts]]) -> FlowDiagram:
     return FlowDiagram(
         nodes=[(tier, _deleted(window, tier)) for tier in tiers],
         arrows=[*_outside(moved, tiers), *exchanges(moved)],
-        says="Left: what came into a tier from outside. Right: what requests loaded from it. "
+        caption="Left: what came into a tier from outside. Right: what requests loaded from it. "
         "Between the tiers: what was moved down (demotion) or up (promotion).",
     )
 
@@ -189,7 +189,7 @@ def _sizes(run: PublishedRun) -> Iterator[Table]:
             [kind, sizes.objects, *(_size(getattr(sizes, name)) for name in SIZE_COLUMNS)]
             for kind, sizes in rows.items()
         ],
-        says=objects_text(run),
+        caption=objects_text(run),
     )  # fmt: skip
     yield Table(
         title="Objects from a size to below twice as much",

@@ -136,7 +136,7 @@ class Table:
     title: str = ""
     columns: Sequence[ShownColumn]
     rows: Sequence[Sequence[Cell]]
-    says: str = ""
+    caption: str = ""
     marked: frozenset[tuple[int, int]] = frozenset()
     detail: bool = False
 
@@ -238,7 +238,7 @@ class Figure:
     levels: Sequence[Level] = ()
     places: Sequence[Place] = ()
     bands: Sequence[Band] = ()
-    says: str = ""
+    caption: str = ""
     detail: bool = False
     numbers: Table | None = None
     axis: Sequence[float] = ()
@@ -262,7 +262,7 @@ class Figure:
             self,
             lines=[replace(line, points=self._merged(line, middles)) for line in self.lines],
             axis=[fmean(group) for group in groups],
-            says=f"{self.says} Each point is the {what} of up to {together}.".strip(),
+            caption=f"{self.caption} Each point is the {what} of up to {together}.".strip(),
         )
 
     def _merged(self, line: Line, middles: Mapping[float, float]) -> list[PlotPoint]:
@@ -326,7 +326,7 @@ class IntervalChart:
     title: str = ""
     axis: str
     rows: Sequence[IntervalRow]
-    says: str = ""
+    caption: str = ""
 
     @property
     def reach(self) -> float:
@@ -346,7 +346,7 @@ class IntervalChart:
                 [row.name, row.text, row.low, row.high, *([row.mark] if marks else [])]
                 for row in self.rows
             ],
-            says=self.says,
+            caption=self.caption,
         )  # fmt: skip
 
 
@@ -371,7 +371,7 @@ class BarChart:
     parts: Sequence[str]
     marks: Sequence[str] = ()
     rows: Sequence[BarRow]
-    says: str = ""
+    caption: str = ""
 
     @property
     def reach(self) -> float:
@@ -396,7 +396,7 @@ class BarChart:
                 ]
                 for row in self.rows
             ],
-            says=self.says,
+            caption=self.caption,
         )
 
 
@@ -418,7 +418,7 @@ class FlowDiagram:
     title: str = ""
     nodes: Sequence[tuple[str, str]]
     arrows: Sequence[FlowArrow]
-    says: str = ""
+    caption: str = ""
     outside: tuple[str, str] = ("new", "requests")
 
     def table(self) -> Table:

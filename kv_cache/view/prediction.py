@@ -41,7 +41,7 @@ def prediction_part(twin: Prediction, *, every: bool = False) -> Table:
         title="Predicted before the run" if compared else "Predicted",
         columns=[ShownColumn(head) for head in heads],
         rows=rows,
-        says=" ".join(_notes(twin)),
+        caption=" ".join(_notes(twin)),
     )
 
 

@@ -150,7 +150,7 @@ def _grid(profile: Profile) -> Table:
     return Table(
         columns=columns,
         rows=[_row(point, list(cells), shares) for point, cells in groupby(ranked, key=_point)],
-        says="Again: the same data once more, which a cache may hold.",
+        caption="Again: the same data once more, which a cache may hold.",
     )
 
 
@@ -217,8 +217,8 @@ def _bursts(profile: Profile) -> Table:
              each.mean_ns / each.last_ns]
             for each in profile.bursts
         ],
-        says="Begun at one instant on an idle device: a mean of about half of the last says that "
-        "it serves in order.",
+        caption="Begun at one instant on an idle device: a mean of about half of the last says "
+        "that it serves in order.",
     )  # fmt: skip
 
 

@@ -82,9 +82,9 @@ def ranks_view(section: Json) -> View:
 def _sentence(run: PublishedRun, section: Json) -> str:
     rows = run.ranks or []
     counted = sum(row.counted for row in rows)
-    wanted = run.crew.wanted if run.crew is not None and run.crew.wanted else len(rows)
+    expected = run.crew.expected if run.crew is not None and run.crew.expected else len(rows)
     headline = "" if traced_only(run) or not counted else headline_sentence(section)
-    text = f"{headline}{counted} of {wanted} ranks count. {requests_sentence(run)}"
+    text = f"{headline}{counted} of {expected} ranks count. {requests_sentence(run)}"
     if run.crew is not None and run.crew.ended_early:
         text += f" Ended early for all: {run.crew.ended_early}."
     if run.driver is not None and not run.measured_bytes:
@@ -226,7 +226,7 @@ def _together(run: PublishedRun) -> Iterator[Part]:
             ]
             for member in members
         ],
-        says="A rank begins when it lets its first request in. Instants of several machines are "
+        caption="A rank begins when it lets its first request in. Instants of several machines are "
         "compared after their clocks' offsets were measured.",
     )
 

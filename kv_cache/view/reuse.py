@@ -61,7 +61,7 @@ def _offered(reuse: ReuseFacts) -> Iterator[Part]:
         title="Offered and achieved, of everything asked for",
         columns=[ShownColumn(""), ShownColumn("share", PERCENT, bar=True)],
         rows=rows,
-        says="On offer is what a cache without limits would have found."
+        caption="On offer is what a cache without limits would have found."
         if exact
         else "On offer is at least this: more different blocks were asked for than are remembered.",
     )

@@ -348,7 +348,7 @@ def slo_rows(run: PublishedRun) -> list[tuple[str, str, SloFacts]]:
         (qos.value, _NINES.get(name, name), slo)
         for qos in Qos
         if qos in run.measured
-        for name, slo in run.measured[qos].promises.items()
+        for name, slo in run.measured[qos].slos.items()
         if slo.requests
     ]
 
@@ -374,7 +374,7 @@ def slo_table(run: PublishedRun) -> Table:
              slo.requests, slo.share_low, slo.share_high]
             for qos, percentile, slo in slo_rows(run)
         ],
-        says="From and to: the 95 % interval of the share of all requests within the target.",
+        caption="From and to: the 95 % interval of the share of all requests within the target.",
     )  # fmt: skip
 
 
@@ -385,7 +385,7 @@ def rule_table(passport: Passport) -> Table:
     return Table(
         title="What each rule found",
         columns=[ShownColumn("rule"), ShownColumn("status", status=True), ShownColumn("finding")],
-        rows=[[f"{row.rule} {row.name}", row.status, row.says] for row in passport.rules],
+        rows=[[f"{row.rule} {row.name}", row.status, row.message] for row in passport.rules],
     )
 
 

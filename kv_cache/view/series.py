@@ -106,7 +106,7 @@ class Windows:
         levels: Sequence[Level] = (),
         reach: float = 0.0,
         steps: bool = False,
-        says: str = "",
+        caption: str = "",
         detail: bool = False,
     ) -> Figure | None:
         """None if no line has a value above 0."""
@@ -115,7 +115,7 @@ class Windows:
             return None
         return Figure(
             title=title, x=TIME, y=y, lines=some, scale=Scale.TIME, log_y=log_y, levels=levels,
-            reach=reach, steps=steps, bands=self.bands, says=says, detail=detail,
+            reach=reach, steps=steps, bands=self.bands, caption=caption, detail=detail,
             axis=[(window.start_s + window.end_s) / 2 for window in self.rows],
         )  # fmt: skip
 
@@ -145,7 +145,7 @@ def _storage_latency(every: Windows) -> Iterator[Figure | None]:
         lines = [every.line(name, _side_percentile(kind, name)) for name in _PERCENTILES]
         yield every.figure(
             f"Time of one storage {kind}", ShownColumn("time", MS), lines, log_y=True,
-            says="Inside the storage's calls: percentiles of each window.",
+            caption="Inside the storage's calls: percentiles of each window.",
         )  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def _class_latency(run: PublishedRun, every: Windows) -> Iterator[Figure | None]
         yield every.figure(
             f"{title} p95 of each class", ShownColumn("time", MS), lines, log_y=True,
             levels=limits if response else (), detail=not response,
-            says="Dashed: the p95 target of each class." if limits and response else "",
+            caption="Dashed: the p95 target of each class." if limits and response else "",
         )  # fmt: skip
 
 
@@ -185,11 +185,11 @@ def slo_levels(run: PublishedRun) -> dict[str, Level]:
 
 
 def _slos(run: PublishedRun) -> list[Slo]:
-    texts = [] if run.series is None else run.series.promises
+    texts = [] if run.series is None else run.series.slos
     try:
         return [slo for text in texts for slo in parse_slos(text)]
     except ConfigError as error:
-        raise MisshapenError(f"series.promises: {error}") from None
+        raise MisshapenError(f"series.slos: {error}") from None
 
 
 def _load(run: PublishedRun, every: Windows) -> Iterator[Figure | None]:
@@ -207,7 +207,7 @@ def _load(run: PublishedRun, every: Windows) -> Iterator[Figure | None]:
     )
     yield every.figure(
         "Users", ShownColumn("users", COUNT), [users, decisions], steps=True, detail=not changing,
-        says=f"The autoscaler changed them {len(moves)} times." if moves else "",
+        caption=f"The autoscaler changed them {len(moves)} times." if moves else "",
     )  # fmt: skip
     yield every.figure(
         "Requests in service and waiting in the queue", ShownColumn("requests", COUNT),

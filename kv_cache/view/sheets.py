@@ -263,7 +263,7 @@ def _pairs(
 
 
 def _qos(document: Json) -> Sheet:
-    """Classes of which requests ended. What is promised is latency, which a run for throughput is
+    """Classes of which requests ended. An SLO is of latency, which a run for throughput is
     not judged by."""
     judged = value_at(document, "kv_cache.config.run.performance_profile") != "throughput"
     return Sheet(

@@ -87,7 +87,8 @@ def sim_view(section: Json) -> View:
     return View(
         title=f"Simulation {facts.name}",
         status="virtual time",
-        sentence=f"Verdict: {facts.verdict.says}. Everything is simulated: nothing was measured.",
+        sentence=f"Verdict: {facts.verdict.message}. "
+        "Everything is simulated: nothing was measured.",
         about=origin_texts(section),
         reasons=facts.warnings,
         sections=[
@@ -139,8 +140,12 @@ def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
     ended = "" if facts.interrupted is None else f", ended by {facts.interrupted}"
     yield "runs", f"{facts.finished} of {facts.runs} ended{ended}"
     hits = facts.verdict.measures.get(HIT_RATIO.path)
-    if hits is not None and facts.verdict.no_order is None and hits.says != facts.verdict.says:
-        yield "hits", hits.says
+    if (
+        hits is not None
+        and facts.verdict.no_order is None
+        and hits.message != facts.verdict.message
+    ):
+        yield "hits", hits.message
     yield "command", " ".join(facts.argv)
 
 
@@ -148,7 +153,7 @@ def _by_measure(facts: SimFacts) -> list[Part]:
     """None where one reason holds for all of them."""
     if facts.verdict.no_order is not None:
         return []
-    rows: list[list[Cell]] = [[each.says] for each in facts.verdict.measures.values()]
+    rows: list[list[Cell]] = [[each.message] for each in facts.verdict.measures.values()]
     columns = [ShownColumn("what the seeds say")]
     return [Table(columns=columns, rows=rows, detail=True)] if rows else []
 
@@ -270,7 +275,7 @@ def _stacked(
     x: ShownColumn,
     prefix: str,
     mark: Measure | None = None,
-    says: str = "",
+    caption: str = "",
 ) -> BarChart:
     """Parts behind one another."""
     parts = names_below(variants, prefix)
@@ -283,7 +288,7 @@ def _stacked(
         for variant in variants
     ]
     marks = [] if mark is None else [mark.label]
-    return BarChart(title=title, x=x, parts=parts, marks=marks, rows=rows, says=says)
+    return BarChart(title=title, x=x, parts=parts, marks=marks, rows=rows, caption=caption)
 
 
 def _over_option(facts: SimFacts, variants: Sequence[SimVariant]) -> Iterator[Figure]:
@@ -348,7 +353,7 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
         title="Latency",
         columns=[ShownColumn("latency, ms"), *(ShownColumn(name, COUNT) for name in short)],
         rows=[[_label(v), *(_text(v, measure) for measure in LATENCIES)] for v in variants],
-        says="A mean over seeds with half of its 95 % interval."
+        caption="A mean over seeds with half of its 95 % interval."
         if _has_intervals(variants)
         else "",
     )
@@ -441,7 +446,7 @@ def _caches(variants: Sequence[SimVariant]) -> list[Part]:
             for v in variants
             for tier in names_below([v], "tiers")
         ],
-        says="All places together; but capacity and peak are of one.",
+        caption="All places together; but capacity and peak are of one.",
         detail=True,
     )  # fmt: skip
     return [hits, lookups, of_tiers]
@@ -470,8 +475,10 @@ def _moved(variants: Sequence[SimVariant]) -> list[Part]:
         ShownColumn("busy %", COUNT), ShownColumn("busiest %", COUNT),
         ShownColumn("transfers", COUNT), ShownColumn("links", COUNT),
     ]  # fmt: skip
-    says = "GB are 10⁹ bytes. A byte that crosses three links is told at each of them."
-    return [Table(title="Bytes by cause", columns=columns, rows=rows, says=says)] if rows else []
+    caption = "GB are 10⁹ bytes. A byte that crosses three links is told at each of them."
+    return (
+        [Table(title="Bytes by cause", columns=columns, rows=rows, caption=caption)] if rows else []
+    )
 
 
 def _uses_of(link: str) -> list[Measure]:
@@ -499,8 +506,8 @@ def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
     if not grid:
         return []
     left = len(variants) - len(some)
-    says = "The first run of each variant; --series has more."
-    says += f" {left} more variants are not drawn." if left else ""
+    note = "The first run of each variant; --series has more."
+    note += f" {left} more variants are not drawn." if left else ""
     names = [f"variant {variant.variant}" for variant in some]
 
     def each(name: str, on_grid: OnGrid, at: Sequence[float]) -> list[Track]:
@@ -508,19 +515,19 @@ def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
 
     if len(some) == 1:
         where = [(name, levels_on(runs[0], name, grid)) for name in _WHERE]
-        levels = [_timed("Requests: where they are", "requests", grid, where, says)]
+        levels = [_timed("Requests: where they are", "requests", grid, where, note)]
     else:
         levels = [
-            _timed("Requests that wait", "requests", grid, each("waiting", levels_on, grid), says),
+            _timed("Requests that wait", "requests", grid, each("waiting", levels_on, grid), note),
             _timed("Sequences that decode", "sequences", grid, each("decoding", levels_on, grid),
-                   says, detail=True),
+                   note, detail=True),
         ]  # fmt: skip
     figures_over_time = [
         *levels,
-        _timed("Output tokens", "tokens/s", coarse, each("output_tokens", rates_on, coarse), says),
+        _timed("Output tokens", "tokens/s", coarse, each("output_tokens", rates_on, coarse), note),
         _timed("Prefilled tokens", "tokens/s", coarse, each("prefill_tokens", rates_on, coarse),
-               says, detail=True),
-        _timed("HBM in use", "blocks", grid, each("hbm_blocks", levels_on, grid), says,
+               note, detail=True),
+        _timed("HBM in use", "blocks", grid, each("hbm_blocks", levels_on, grid), note,
                detail=True),
     ]  # fmt: skip
     return [figure for figure in figures_over_time if any(figure.points())]
@@ -531,7 +538,7 @@ def _timed(
     unit: str,
     grid: Sequence[float],
     tracks: Sequence[Track],
-    says: str,
+    caption: str,
     *,
     detail: bool = False,
 ) -> Figure:
@@ -546,7 +553,7 @@ def _timed(
     ]
     return Figure(
         title=title, x=_VIRTUAL, y=ShownColumn(title.lower(), DisplayUnit(unit)), lines=lines,
-        scale=Scale.TIME, says=says, axis=grid, detail=detail,
+        scale=Scale.TIME, caption=caption, axis=grid, detail=detail,
     )  # fmt: skip
 
 
@@ -568,11 +575,11 @@ def _instances(variants: Sequence[SimVariant]) -> list[Part]:
         *(ShownColumn(head, COUNT) for head in heads),
         ShownColumn("busy", PERCENT), ShownColumn("busiest", PERCENT),
     ]  # fmt: skip
-    says = (
+    caption = (
         "Skew is the most requests of one instance over the mean of its role; from "
         f"{SKEWED:g} on it is a warning."
     )
-    roles = Table(title="Instances by role", columns=columns, rows=rows, says=says)
+    roles = Table(title="Instances by role", columns=columns, rows=rows, caption=caption)
     return [roles, *(table for variant in variants for table in _each_instance(variant))]
 
 

@@ -155,7 +155,7 @@ def _reasons(facts: TreeFacts) -> Iterator[str]:
     """Why options are invalid, or why what they claim is doubted."""
     for option in _options(facts):
         where = f"option {option.option}"
-        flaws = [f"{flaw.kind}: {flaw.where} {flaw.says}" for flaw in option.invalid_because]
+        flaws = [f"{flaw.kind}: {flaw.where} {flaw.message}" for flaw in option.invalid_because]
         yield from (f"{where}: {flaw}" for flaw in flaws[:_MOST])
         if flaws[_MOST:]:
             yield f"{where}: and {len(flaws) - _MOST} more"
@@ -196,7 +196,7 @@ def _by_the_rules(facts: TreeFacts) -> Table:
             ]
             for option in _options(facts)
         ],
-        says="Bandwidths and tokens/s: added over ranks, the mean of trials.",
+        caption="Bandwidths and tokens/s: added over ranks, the mean of trials.",
     )
 
 
@@ -212,7 +212,7 @@ def _beside_the_rules(facts: TreeFacts) -> Iterator[ViewSection]:
             ShownColumn("CV", PERCENT),
         ],
         rows=[_spread_row(option, name) for option in valid for name in option.spread],
-        says="Of the trials' sums; from and to: the 95 % interval of their mean.",
+        caption="Of the trials' sums; from and to: the 95 % interval of their mean.",
     )
     yield ViewSection(title="How far the trials agree", parts=[spread])
     pooled = Table(
@@ -282,7 +282,7 @@ def _rank(status: str) -> int:
 def _look_texts(finding: RuleFinding) -> Iterator[str]:
     looks = finding.looks
     for look in looks[:_MOST]:
-        yield f"{look.where}: {look.says}" if look.where else look.says
+        yield f"{look.where}: {look.message}" if look.where else look.message
     if looks[_MOST:]:
         yield f"and {len(looks) - _MOST} more"
     if not looks:

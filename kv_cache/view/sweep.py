@@ -134,7 +134,7 @@ def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
         ],
         rows=rows,
         marked=marked,
-        says=_BEST if marked else "",
+        caption=_BEST if marked else "",
     )
 
 
@@ -155,7 +155,7 @@ def _failures(cell: SweepCell) -> Iterator[str]:
         if run.status not in (FINISHED, PLANNED, INTERRUPTED):
             yield (
                 f"cell {cell.cell}, run {run.trial}: {run.status}, exit code {run.exit_code}: "
-                f"{run.says or 'it said nothing'} ({run.directory}/log.txt)"
+                f"{run.message or 'it said nothing'} ({run.directory}/log.txt)"
             )
 
 

@@ -61,5 +61,5 @@ def table_lines(table: Table) -> Iterator[str]:
             for text, width, word in zip(row, widths, words, strict=True)
         ]
         yield "  ".join(texts).rstrip()
-    if table.says:
-        yield table.says
+    if table.caption:
+        yield table.caption

@@ -289,7 +289,7 @@ def _growth(facts: TraceFacts) -> Figure | None:
             Level(name=f"last {_seconds(row.window_s)}", y=row.nbytes)
             for row in facts.reuse.working_sets
         ],
-        says="Dashed: mean working sets." if facts.reuse.working_sets else "",
+        caption="Dashed: mean working sets." if facts.reuse.working_sets else "",
     )
 
 

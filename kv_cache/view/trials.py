@@ -69,7 +69,7 @@ def _between(metric: Metric, numbers: TrialNumbers) -> str:
 def _sections(facts: TrialFacts, section: Json) -> Iterator[ViewSection]:
     shown = {name: facts.metrics[name] for name in CARDS if name in facts.metrics}
     unjudged = [
-        f"{rule.rule} {rule.name}: {rule.says}"
+        f"{rule.rule} {rule.name}: {rule.message}"
         for rule in facts.passport.rules
         if rule.status == Status.NOT_JUDGED
     ]
@@ -107,7 +107,7 @@ def _agreement(shown: Mapping[str, TrialNumbers]) -> IntervalChart:
     return IntervalChart(
         axis="difference from the median",
         rows=[_row(name, numbers) for name, numbers in shown.items() if numbers.median > 0],
-        says="Dots: trials. Bar: the 95 % interval of their mean.",
+        caption="Dots: trials. Bar: the 95 % interval of their mean.",
     )
 
 
@@ -145,7 +145,7 @@ def _numbers(metrics: Mapping[str, TrialNumbers]) -> Table:
             ShownColumn("CV", PERCENT),
         ],
         rows=rows,
-        says="From and to: the 95 % interval of the mean.",
+        caption="From and to: the 95 % interval of the mean.",
     )
 
 
@@ -170,5 +170,5 @@ def _trials(facts: TrialFacts) -> Table:
             ]
             for row in facts.trials
         ],
-        says="Each trial has a result of its own, with what happened over time.",
+        caption="Each trial has a result of its own, with what happened over time.",
     )

@@ -90,7 +90,7 @@ def _chain_rows(verification: ChainVerification) -> Rows:
 
 
 def _flaws(verification: Verification) -> Rows:
-    yield from _capped("changed", (f"{link} {says}" for link, says in verification.changes))
+    yield from _capped("changed", (f"{link} {message}" for link, message in verification.changes))
     yield from _capped("disagrees", verification.deviations)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kv_cache.core.request import Request
 
-DIGEST_REQUESTS = 4096
+DIGEST_REQUESTS = 1024
 
 
 class ScheduleDigest(NamedTuple):
@@ -20,7 +20,7 @@ class ScheduleDigest(NamedTuple):
 def schedule_digest(plan: Iterator[Request], max_requests: int = 0) -> ScheduleDigest:
     """Return SHA-256 over the first planned requests: instants, classes, sizes and keys.
 
-    Over all of a run of up to 4096 requests (`max_requests`, 0 = no limit), else the first 4096.
+    Over all of a run of up to 1024 requests (`max_requests`, 0 = no limit), else the first 1024.
     """
     digest = hashlib.sha256()
     count = 0

@@ -1,4 +1,4 @@
-"""The mix of QoS classes and what each is promised."""
+"""The mix of QoS classes and the SLO of each."""
 
 from dataclasses import dataclass
 from random import Random

@@ -45,7 +45,7 @@ def found(ran: Ran) -> Any:
     assert ran.code == 0, ran.err
     assert "Traceback" not in ran.err
     own = ran.own
-    assert own["schema"] == "kv-cache-capacity/1"
+    assert own["schema"] == "kv-cache-capacity/2"
     assert own["status"] == "finished"
     answer = own["answer"]
     assert answer["reason"] in ran.out
@@ -163,7 +163,7 @@ def test_few_users_begin_where_somebody_is_promised_something(tmp_path: Path) ->
     for row in own["probes"]:
         assert row["users_by_class"]["interactive"] >= 1
         assert sum(row["users_by_class"].values()) == row["load"]
-        assert [look["promise"] for look in row["promises"]] == ["interactive:p95<50ms"]
+        assert [look["slo"] for look in row["slos"]] == ["interactive:p95<50ms"]
 
 
 def test_users_who_only_generate_can_be_searched_for(tmp_path: Path) -> None:

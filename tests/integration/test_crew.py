@@ -91,7 +91,7 @@ def test_clients_have_one_result_with_their_own_inside(three: tuple[Path, Ran]) 
     for rank, each in enumerate(own):
         told = each["kv_cache"]
         assert told["rank"] == {
-            "rank": rank, "ranks": 3, "on_machine": 3, "told_by": "KV_CACHE_RANK",
+            "rank": rank, "ranks": 3, "on_machine": 3, "source": "KV_CACHE_RANK",
         }  # fmt: skip
         assert told["config"]["tiers"]["cache_dir"] == [f"cache/rank_{rank}"]
         assert any("R.json" in note for note in told["notes"])
@@ -295,7 +295,7 @@ def test_three_ranks_of_mpirun_run_together(tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     own = [rank_file(tmp_path, rank) for rank in range(3)]
     assert sum(each["requests_completed"] for each in own) == ran.result["requests_completed"] > 0
-    assert {each["kv_cache"]["rank"]["told_by"] for each in own} == {"OMPI_COMM_WORLD_RANK"}
+    assert {each["kv_cache"]["rank"]["source"] for each in own} == {"OMPI_COMM_WORLD_RANK"}
     assert ran.own["crew"]["how"] == "mpi"
     assert ran.own["crew"]["start_skew_ns"] is not None
     assert ran.out.count("finished after") == 1

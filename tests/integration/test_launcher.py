@@ -271,7 +271,7 @@ def test_no_key_of_the_reference_is_missing(path: str, plain: Any) -> None:
 
 def test_a_single_process_is_the_only_rank_and_has_what_it_was_given(plain: Any) -> None:
     own = plain["kv_cache"]
-    assert own["rank"] == {"rank": 0, "ranks": 1, "on_machine": 1, "told_by": None}
+    assert own["rank"] == {"rank": 0, "ranks": 1, "on_machine": 1, "source": None}
     assert own["not_submittable"] == []
     assert own["config"]["tiers"]["cache_dir"] == ["cache"]
     assert plain["seed"] == 42
@@ -304,7 +304,7 @@ def test_ranks_that_are_given_one_directory_and_one_file_lose_nothing(place: Pat
     results = [read(path) for path in files]
     for rank, result in enumerate(results):
         own = result["kv_cache"]
-        told = {"rank": rank, "ranks": 2, "on_machine": 2, "told_by": OPEN_MPI[0]}
+        told = {"rank": rank, "ranks": 2, "on_machine": 2, "source": OPEN_MPI[0]}
         assert own["rank"] == told
         assert result["seed"] == 42 + rank
         assert own["config"]["tiers"]["cache_dir"] == [f"cache/rank_{rank}"]

@@ -130,7 +130,7 @@ def test_a_window_that_becomes_narrower_leaves_nothing_behind(tmp_path: Path) ->
     before = len(seen.frames)
     assert seen.finish()[0] == 0
     assert seen.screen.text == []
-    narrow = [frame for frame in seen.frames[before:] if frame]
+    _, *narrow = [frame for frame in seen.frames[before:] if frame]  # one may have been under way
     assert narrow
     assert all(max(map(len, frame)) < 45 for frame in narrow)
 

@@ -103,7 +103,7 @@ def test_ranks_behind_mpirun_have_the_same_tree(place: Path) -> None:
     finish(process)
     tree = read_tree(place / "tree")
     assert tree.flaws == ()
-    assert [r.mpi.told_by for r in tree.ranks] == ["OMPI_COMM_WORLD_RANK"] * 2
+    assert [r.mpi.source for r in tree.ranks] == ["OMPI_COMM_WORLD_RANK"] * 2
     assert (tree.place.run / "option_3" / "trial_0" / "launch.log").stat().st_size
 
 

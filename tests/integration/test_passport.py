@@ -191,7 +191,7 @@ def status(own: Any, number: str) -> str:
 
 
 def says(own: Any, number: str) -> str:
-    return str(rule(own, number)["says"])
+    return str(rule(own, number)["message"])
 
 
 def named(own: Any) -> dict[str, str]:

@@ -180,7 +180,7 @@ def test_the_defaults_are_policies_that_do_nothing(tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     said = ran.own["policies"]
     assert (said["eviction"], said["admission"]["name"]) == ("lru", "always")
-    assert not any(row["asked"] for row in said["admission"]["tiers"].values())
+    assert not any(row["consulted"] for row in said["admission"]["tiers"].values())
     assert said["write"] == {"name": "back", **dict.fromkeys(
         ("written", "failed", "no_room", "dropped_blocks")
     )}  # fmt: skip
@@ -202,4 +202,4 @@ def test_options_without_effect_are_told(tmp_path: Path) -> None:
     ran = run(tmp_path, *TRACE, *through)
     assert "no effect, as policies.write (--write-policy) is 'through'" in ran.err
     assert ran.code == 0, ran.err
-    assert not any(row["asked"] for row in ran.own["policies"]["admission"]["tiers"].values())
+    assert not any(row["consulted"] for row in ran.own["policies"]["admission"]["tiers"].values())

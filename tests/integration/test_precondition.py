@@ -69,7 +69,7 @@ def test_too_few_rounds_make_the_verdict_suspect(tmp_path: Path) -> None:
     own = sound(small(tmp_path, *ROUNDS, "--max-requests=12"))
     found = rule(own, "V14")
     assert found["status"] == "suspect"
-    assert "too few" in found["says"]
+    assert "too few" in found["message"]
     assert own["passport"]["verdict"] in ("suspect", "invalid")
     assert own["preconditioning"]["proof"] is None
 

@@ -78,7 +78,7 @@ def test_ranks_have_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     result.write_text(json.dumps(reports.ranks()))
     assert main(["report", str(result)]) == 0
     assert "Run of several ranks" in (tmp_path / "ranks.html").read_text()
-    result.write_text(result.read_text().replace('"wanted": 3', '"wanted": 2'))
+    result.write_text(result.read_text().replace('"expected": 3', '"expected": 2'))
     capsys.readouterr()
     assert main(["report", str(result)]) == 2
     assert "was changed after its run" in capsys.readouterr().err

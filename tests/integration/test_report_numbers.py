@@ -171,7 +171,7 @@ def test_slos_are_those_of_the_result(ran: tuple[_Tables, Any]) -> None:
     rows = shown.rows(NOT_SET)
     assert len(rows) == 4 * sum(bool(own["measured"][qos]["completed"]) for qos in CLASSES)
     for qos, percent, said, actual, target, within, requests, low, high in rows:
-        row = own["measured"][qos]["promises"][percent.replace(".", "")]
+        row = own["measured"][qos]["slos"][percent.replace(".", "")]
         words = {True: "kept", False: "missed", None: "too few to say"}
         assert said.split(" ", 1)[1] == words[row["met"]]
         all_same((actual, target), (row["actual_ms"], row["target_ms"]))
@@ -263,7 +263,7 @@ def test_reuse_is_the_results(ran: tuple[_Tables, Any]) -> None:
 def test_the_passport_and_the_configuration_are_whole(ran: tuple[_Tables, Any]) -> None:
     shown, own = ran
     rules = [
-        [f"{row['rule']} {row['name']}", row["status"], row["says"]]
+        [f"{row['rule']} {row['name']}", row["status"], row["message"]]
         for row in own["passport"]["rules"]
     ]
     told = [

@@ -475,7 +475,7 @@ def test_every_promised_percentile_of_a_class_is_judged(tmp_path: Path) -> None:
     )  # fmt: skip
     batch = sound(ran)["measured"]["batch"]
     assert batch["completed"] > 0
-    met = {name: promise["met"] for name, promise in batch["promises"].items()}
+    met = {name: promise["met"] for name, promise in batch["slos"].items()}
     assert met == {"p95": False, "p99": False, "p999": None, "p9999": None}, "too few to say"
 
 

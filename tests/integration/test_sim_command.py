@@ -27,7 +27,7 @@ workload: {requests: 60, warmup_requests: 5, rate_per_s: 4, think_s: [1, 5], con
 topology: {instances_per_node: 2}
 instances: {gpu: {count: 2, hbm_gib: 4}}
 tiers: {dram: {capacity_gib: 16}}
-promise: {ttft_ms: 400}
+slo: {ttft_ms: 400}
 vary: {tiers.dram.capacity_gib: [4, 64]}
 """
 

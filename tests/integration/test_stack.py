@@ -189,7 +189,7 @@ def test_a_mount_without_barriers_below_the_file_of_a_loop_device_is_named(disk:
         upper = stack.enter_context(file_system_on(loop, disk / "upper"))
         own = run_on(disk, upper, "--fsync=object")
     finds(own, V31="suspect")
-    assert rule(own, "V31")["says"].count("ext4 ") == 1  # the lower one, not the upper
+    assert rule(own, "V31")["message"].count("ext4 ") == 1  # the lower one, not the upper
 
 
 # --- a probe says the same -----------------------------------------------------------------------

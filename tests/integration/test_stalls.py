@@ -80,7 +80,7 @@ def test_two_seconds_without_an_answer_in_the_middle_of_a_window_are_suspect(
     assert rule(told, "V29")["status"] == "suspect", told.own["passport"]["evidence"]["gaps"]
     at_s, seconds = max(gaps(told), key=lambda gap: gap[1])
     assert at_s + seconds < told.own["window_s"]
-    assert f"{seconds:.1f} s from {at_s:.1f} s on" in rule(told, "V29")["says"]
+    assert f"{seconds:.1f} s from {at_s:.1f} s on" in rule(told, "V29")["message"]
 
 
 @pytest.mark.skipif(NO_LOOPS is not None, reason=NO_LOOPS or "loop devices are there")

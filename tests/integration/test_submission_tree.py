@@ -192,7 +192,7 @@ def test_the_launchers_own_tree_is_read_without_a_record(base: Document, tmp_pat
     tree = made.tree()
     assert tree.manifest is None
     assert [flaw.kind for flaw in tree.flaws] == [MISSING]
-    assert "the ranks' own results" in tree.flaws[0].says
+    assert "the ranks' own results" in tree.flaws[0].message
     assert [told["valid"] for told in summarize(tree)["options"].values()] == [False, True, True]
 
 
@@ -627,7 +627,7 @@ def test_a_sequence_without_an_option_names_it_as_missing(whole: Made) -> None:
     assert short(whole.tree()) == set()
     assert "kvcacheFixedWorkloadPerOption" in short(less)
     looks = [look for finding in check_tree(less) for look in finding.looks]
-    assert any(look.where == "option_3" and "was not run" in look.says for look in looks)
+    assert any(look.where == "option_3" and "was not run" in look.message for look in looks)
 
 
 def test_an_option_without_a_latency_has_no_headline(whole: Made) -> None:
@@ -670,7 +670,7 @@ def test_no_rule_about_results_passes_on_results_that_nobody_could_read(
     assert not passed & {*ABOUT_EACH_RESULT, "completeness", "intactResults", "submittable"}
     assert "kvcacheSharedResultsDir" not in passed
     assert found["passport"].status is Status.NOT_JUDGED
-    says = found["passport"].looks[0].says
+    says = found["passport"].looks[0].message
     assert says == ("only 1 of 18 results are there and can be judged" if left
                     else "no rank's result can be read")  # fmt: skip
 
@@ -707,7 +707,7 @@ def test_a_record_of_no_option_or_of_one_twice_is_no_record(options: Any, made: 
 
 
 def test_a_summary_says_what_is_not_as_in_closed(made: Made) -> None:
-    made.own["deviations"] = [{"rule": "kvcacheClosedImmutable", "says": "--model tiny-1b"}]
+    made.own["deviations"] = [{"rule": "kvcacheClosedImmutable", "message": "--model tiny-1b"}]
     made.seal()
     for form in ([], ["--markdown"], ["--json"]):
         assert (
@@ -732,7 +732,7 @@ def test_the_summary_is_told_as_json_and_as_markdown(whole: Made) -> None:
     summary = json.loads(out)
     assert code == 0
     assert summary["complete"]
-    assert summary["schema"] == "kv-cache-mlperf-summary/1"
+    assert summary["schema"] == "kv-cache-mlperf-summary/2"
     assert summary["options"]["2"]["pooled_ms"]["device_read"]["count"] > 0
     _, text = call("summarize", str(whole.top), "--markdown")
     assert text.startswith("<!-- kv-cache report")

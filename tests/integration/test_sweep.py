@@ -114,7 +114,7 @@ def test_a_cell_that_fails_is_a_row_and_the_sweep_goes_on(tmp_path: Path) -> Non
     rows = [run for cell in own(tmp_path)["cells"] for run in cell["runs"]]
     assert [row["status"] for row in rows] == ["finished", "failed"]
     assert rows[1]["exit_code"] == 2
-    assert "cache" in rows[1]["says"]
+    assert "cache" in rows[1]["message"]
     assert "! cell 2, run 1: failed, exit code 2" in out
 
 

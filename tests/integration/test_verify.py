@@ -268,8 +268,8 @@ FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
         lambda d, own: own["measured"]["batch"].update(output_tokens=10**6), "output_tokens says"),
     "seed": (lambda d, own: own.update(seed=77), "kv_cache.seed is 77"),
     "the engine that was wanted": (
-        lambda d, own: own["passport"]["evidence"]["engines"].update(wanted="buffered"),
-        "engines.wanted says 'buffered'"),
+        lambda d, own: own["passport"]["evidence"]["engines"].update(requested="buffered"),
+        "engines.requested says 'buffered'"),
     "the engines that moved bytes": (
         lambda d, own: own["passport"]["evidence"]["engines"].update(rows=[]),
         "evidence.engines.rows says []"),

@@ -272,7 +272,7 @@ def test_decisions_are_within_bounds_after_a_cooldown_and_with_evidence() -> Non
             assert decision.users_before == users != decision.users
             assert rules.min_users <= decision.users <= rules.max_users
             assert (decision.action is Action.UP) == (decision.users > users)
-            assert decision.evidence["promises"][0]["ended"] > 0
+            assert decision.evidence["slos"][0]["ended"] > 0
             assert str(users) in decision.reason
             last_ns, users = decision.at_ns, decision.users
 

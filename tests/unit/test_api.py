@@ -46,7 +46,7 @@ def test_trials_are_handed_over_one_by_one_then_together(tmp_path: Path) -> None
     config = configured(tmp_path, **{"run.trials": 2})
     result = run(config, on_result=lambda each: seen.append(each.schema.split("/")[0]))
     assert seen == ["kv-cache-result", "kv-cache-result", "kv-cache-trials"]
-    assert [each.schema for each in result.trials] == ["kv-cache-result/8"] * 2
+    assert [each.schema for each in result.trials] == ["kv-cache-result/9"] * 2
 
 
 def test_a_stop_token_ends_a_run_early_with_a_result(tmp_path: Path) -> None:

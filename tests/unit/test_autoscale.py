@@ -333,7 +333,7 @@ def test_the_sample_grows_until_it_is_sure() -> None:
     assert driver.show(seconds=6 + 58, over=5) is None
     decision = driver.show(seconds=4, over=5)
     assert decision.evidence["windows"] == 62
-    assert decision.evidence["promises"][0]["pressure"] == pytest.approx(1)
+    assert decision.evidence["slos"][0]["pressure"] == pytest.approx(1)
 
 
 def test_every_class_that_is_served_is_judged() -> None:
@@ -345,7 +345,7 @@ def test_every_class_that_is_served_is_judged() -> None:
     decision = qos(100, EVERY_CLASS).show(seconds=10, classes=seen)
     assert decision.action is Action.DOWN
     assert "missed interactive:p95" in decision.reason
-    assert [row["promise"][:5] for row in decision.evidence["promises"]] == ["inter", "respo"]
+    assert [row["slo"][:5] for row in decision.evidence["slos"]] == ["inter", "respo"]
 
 
 def test_a_class_with_few_requests_is_waited_for_but_not_for_ever() -> None:

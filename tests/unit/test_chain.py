@@ -81,7 +81,7 @@ def test_a_hash_that_was_made_to_fit_breaks_the_chain() -> None:
         link["sha256"] = again[link["name"]]["sha256"]
     found = check(document, FILES)
     assert [change.link for change in found] == ["chain"]
-    assert "config" in found[0].says
+    assert "config" in found[0].message
 
 
 @pytest.mark.parametrize(

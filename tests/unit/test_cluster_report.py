@@ -105,12 +105,12 @@ def test_goodput_counts_what_was_lost_as_not_kept() -> None:
     found = facts(outcome(requests=40, slower=0.5))["goodput"]
     assert (found["good"], found["per_s"]) == (40, 40.0)
     assert found["share"] == 40 / 42
-    assert found["promised"] == {"ttft_ms": 120.0}
+    assert found["slo"] == {"ttft_ms": 120.0}
 
 
 def test_without_a_promise_there_is_no_goodput() -> None:
     found = facts(outcome(promised=False))["goodput"]
-    assert found == {"promised": {}, "good": None, "per_s": None, "share": None}
+    assert found == {"slo": {}, "good": None, "per_s": None, "share": None}
 
 
 def test_skew_and_activity_are_those_of_the_worst_role() -> None:
@@ -174,7 +174,7 @@ def test_the_document_is_strict_json_with_an_intact_chain() -> None:
     read = json.loads(as_json(made), parse_constant=_refuse)
     assert check(read, {}) == []
     own = read["kv_cache"]
-    assert own["schema"] == "kv-cache-sim/1"
+    assert own["schema"] == "kv-cache-sim/2"
     assert (own["status"], own["seeds"], own["varied"]) == (
         "finished", [0, 1, 2], ["network.jitter_cv"],
     )  # fmt: skip
@@ -214,30 +214,32 @@ def with_reach(**given: Any) -> Any:
 def test_the_best_is_named_where_intervals_lie_apart() -> None:
     found = with_reach(slower=(2.0, 1.0, 3.0), promised=False, requests=2000)
     assert (found["by"], found["best"]) == (P95, 2)
-    assert found["says"].startswith("best by TTFT p95 is variant 2 (slower=1.0): 118")
+    assert found["message"].startswith("best by TTFT p95 is variant 2 (slower=1.0): 118")
     assert found["measures"][HIT_RATIO.path]["best"] is None
 
 
 def test_nobody_is_best_where_intervals_overlap() -> None:
     found = with_reach(slower=(1.0, 1.001, 3.0), promised=False, requests=2000)
     assert found["best"] is None
-    assert "intervals of variants 1 and 2 overlap; variant 3 is worse" in found["says"]
+    assert "intervals of variants 1 and 2 overlap; variant 3 is worse" in found["message"]
 
 
 def test_one_and_two_seeds_are_too_few() -> None:
-    assert "1 seed is fewer than 3" in with_reach(seeds=1)["says"]
-    assert "2 seeds are fewer than 3" in with_reach(seeds=2)["says"]
+    assert "1 seed is fewer than 3" in with_reach(seeds=1)["message"]
+    assert "2 seeds are fewer than 3" in with_reach(seeds=2)["message"]
     assert with_reach(seeds=2, requests=200)["measures"][P95]["best"] is None
 
 
 def test_one_variant_has_nothing_to_be_compared_with() -> None:
-    assert with_reach(slower=(1.0,))["says"] == "there is one variant: nothing to compare it with"
+    assert (
+        with_reach(slower=(1.0,))["message"] == "there is one variant: nothing to compare it with"
+    )
 
 
 def test_there_is_no_order_where_most_instances_were_idle() -> None:
     made = document(only=1, requests=2000)["kv_cache"]
     assert made["verdict"]["best"] is None
-    assert "only 25 % of the instances" in made["verdict"]["says"]
+    assert "only 25 % of the instances" in made["verdict"]["message"]
     assert any("4.0 times the mean" in text for text in made["warnings"])
 
 
@@ -245,7 +247,7 @@ def test_caches_have_no_order_where_nearly_every_miss_is_a_first_access() -> Non
     given = {"slower": (1.0, 3.0), "requests": 2000, "promised": False, "hits": 600}
     of_caches = with_reach(varied="tiers.nvme.eviction", **given)
     assert of_caches["best"] is None
-    assert "100.0 % of the worst one's misses are first accesses" in of_caches["says"]
+    assert "100.0 % of the worst one's misses are first accesses" in of_caches["message"]
     others = with_reach(varied="network.jitter_cv", **given)
     assert others["best"] == 1
     assert others["measures"][HIT_RATIO.path]["best"] is None
@@ -255,12 +257,12 @@ def test_latencies_have_no_order_where_requests_are_missing_among_them() -> None
     """A fifth of the requests were rejected or aborted: who keeps them waits longer."""
     found = with_reach(slower=(1.0, 3.0), requests=200, lost=50, promised=False, seeds=5)
     assert found["by"] == "rates.finished_per_s"
-    assert "20.0 % of the requests were rejected or aborted" in found["measures"][P95]["says"]
+    assert "20.0 % of the requests were rejected or aborted" in found["measures"][P95]["message"]
     assert found["measures"][P95]["best"] is None
 
 
 def test_what_is_the_same_everywhere_is_said_to_be() -> None:
-    assert with_reach(slower=(1.0, 1.0), requests=2000)["says"].startswith(
+    assert with_reach(slower=(1.0, 1.0), requests=2000)["message"].startswith(
         "all variants have the same goodput: "
     )
 
@@ -276,7 +278,7 @@ def test_where_nothing_is_computed_hits_are_compared_and_latencies_are_not() -> 
     found = verdict(variants, [])
     assert found["by"] == HIT_RATIO.path
     for path in (P95, "rates.finished_per_s"):
-        assert "a miss takes no time" in found["measures"][path]["says"]
+        assert "a miss takes no time" in found["measures"][path]["message"]
         assert found["measures"][path]["best"] is None
 
 
@@ -295,7 +297,7 @@ def test_where_nothing_takes_time_hits_are_what_is_compared() -> None:
 def test_a_variant_without_a_number_keeps_all_from_being_ranked() -> None:
     variants = document(requests=2000, promised=False)["kv_cache"]["variants"]
     variants[0]["numbers"][P95]["interval"] = None
-    assert "variant 1 has no interval" in verdict(variants, [])["says"]
+    assert "variant 1 has no interval" in verdict(variants, [])["message"]
 
 
 def test_a_warning_names_the_variants_that_it_is_of() -> None:

@@ -219,7 +219,7 @@ def test_ranks_of_a_coordinator_that_breaks_are_told_to_end() -> None:
     address = ("127.0.0.1", listener.port)
     rank = connect([address], KEY)
     plan = Plan(
-        how="clients", wanted=1, config=Config(), output=Path("R.json"), addresses=[address],
+        how="clients", expected=1, config=Config(), output=Path("R.json"), addresses=[address],
         key=KEY,
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="a defect"):
@@ -237,7 +237,7 @@ def test_a_rank_that_dies_as_it_comes_is_nobody_s_wire_any_more() -> None:
     listener = Listener(KEY, everywhere=False)
     address = ("127.0.0.1", listener.port)
     plan = Plan(
-        how="clients", wanted=1, config=Config(), output=Path("R.json"), addresses=[address],
+        how="clients", expected=1, config=Config(), output=Path("R.json"), addresses=[address],
         key=KEY,
     )  # fmt: skip
     rank = connect([address], KEY)

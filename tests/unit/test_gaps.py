@@ -127,5 +127,5 @@ def test_gaps_of_over_two_percent_of_the_window_are_suspect(case: str) -> None:
     seen, status, words = CASES[case]
     (look,) = gaps(seen, Thresholds())
     assert look.status is status, look
-    assert words in look.says
+    assert words in look.message
     assert stood_still(seen, Thresholds()) is (status is Status.SUSPECT)

@@ -128,14 +128,14 @@ def test_policies_that_did_something_have_a_table_and_those_of_the_default_none(
             "prefetch": {"name": "successor", **{end: tally(blocks) for end in ends}},
         }
 
-    asked = {"asked": True, "admitted": tally(7), "not_admitted": {"too-deep": tally(5)}}
+    asked = {"consulted": True, "admitted": tally(7), "not_admitted": {"too-deep": tally(5)}}
     found = read(changed(policies=policies(9, **asked)))
     assert "Policies" in found.headings
     text = " ".join(found.text)
     for words in ("cpu took", "cpu did not: too-deep", "no tier took", "no room"):
         assert words in text
     assert "written" not in text[text.index("cpu did not: too-deep") : text.index("no room")]
-    plain = read(changed(policies=policies(None, asked=False)))
+    plain = read(changed(policies=policies(None, consulted=False)))
     assert "Policies" not in plain.headings
 
 
@@ -384,7 +384,7 @@ def test_no_text_of_a_document_or_of_a_files_name_becomes_markup() -> None:
     bad["passport"] = {**_poisoned(own["passport"]), "reasons": [ATTACK]}
     for name in ("notes",):
         bad[name] = [ATTACK]
-    bad["passport"]["rules"] = [dict.fromkeys(("rule", "name", "status", "says"), ATTACK)]
+    bad["passport"]["rules"] = [dict.fromkeys(("rule", "name", "status", "message"), ATTACK)]
     bad["recordings"] = [dict.fromkeys(("what", "path", "sha256"), ATTACK) | {"rows": 1}]
     for op in (operations := [dict(row) for row in own["operations"]]):
         op["cause"] = ATTACK

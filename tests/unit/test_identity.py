@@ -117,7 +117,7 @@ def test_targets_that_the_user_has_not_set_are_not_counted_as_slos() -> None:
     own = run()["kv_cache"]
     profiles: Any = to_mapping(Config())["qos_profiles"]
     row = {"p95": {"target_ms": 50.0, "actual_ms": 20.0, "requests": 9, "met": True}}
-    own["measured"]["batch"]["promises"] = row
+    own["measured"]["batch"]["slos"] = row
     own["config"] = {**own["config"], "qos_profiles": profiles}
     assert not slos_set_by_user(own)
     assert "SLOs kept" not in key_names(own)

@@ -54,7 +54,7 @@ def test_the_summary_has_device_times_of_storage_and_total_times_of_memory() -> 
 
     tier = {"store": {"engine": "x"}, "read": row(1.25, 7.75), "write": row(1.25, 7.75)}
     passport = {"verdict": "valid", "reasons": []}
-    own = {"schema": "kv-cache-result/8", "passport": passport}
+    own = {"schema": "kv-cache-result/9", "passport": passport}
     memory = tier_table(published({**own, "tiers": {"cpu": tier}})).cells()
     storage = tier_table(published({**own, "tiers": {"storage": tier}})).cells()
     assert all("7.75" in row and "1.25" not in row for row in memory)

@@ -58,7 +58,7 @@ def counts_of(samples: Samples) -> list[MergeableCounts]:
 def told(document: Any, rule: str) -> tuple[str, str]:
     """Status and sentence of a rule."""
     [found] = [r for r in document["kv_cache"]["passport"]["rules"] if r["rule"] == rule]
-    return found["status"], found["says"]
+    return found["status"], found["message"]
 
 
 # --- pooling ---------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_percentiles_of_real_ranks_are_those_of_all_their_requests() -> None:
         for r in each
         if "latency_ms" in r["summary"]["qos_metrics"]["batch"]
     )
-    promised = document["kv_cache"]["measured"]["batch"]["promises"]["p95"]
+    promised = document["kv_cache"]["measured"]["batch"]["slos"]["p95"]
     assert promised["requests"] == histogram.count
     few = histogram.count < 200  # how many there are depends on the machine
     assert (promised["actual_ms"] is None) == few

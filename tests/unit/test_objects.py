@@ -93,7 +93,7 @@ def test_each_rank_has_a_prefix_of_its_own() -> None:
     config = load_config(
         None, {"tiers.cache_dir": ("s3://bucket/a",), "tiers.storage_capacity_gib": 1.0}
     )
-    rank = MpiRank(rank=2, ranks=4, on_machine=4, told_by="PMI_RANK")
+    rank = MpiRank(rank=2, ranks=4, on_machine=4, source="PMI_RANK")
     assert config_of_rank(config, rank, Path("r.json")).tiers.cache_dir == ("s3://bucket/a/rank_2",)
 
 
@@ -246,7 +246,7 @@ def of_objects(**ledger: object) -> dict[str, object]:
     sides = {kind: {"claimed_bytes": 1 << 30, "process_bytes": 0} for kind in ("read", "write")}
     return {
         "driver": "real-io",
-        "engines": {"wanted": "auto", "rows": rows},
+        "engines": {"requested": "auto", "rows": rows},
         "ledger": {**sides, "accounted": False, **ledger},
     }
 

@@ -57,7 +57,7 @@ def healthy() -> dict[str, Any]:
             "settle_s": 0.1, "device": "nvme0n1", "accounted": True, "filesystem": "ext4",
         },
         "engines": {
-            "wanted": "auto", "write_wanted": None, "fsync": "object", "note": None,
+            "requested": "auto", "write_requested": None, "fsync": "object", "note": None,
             "rows": [
                 {"operation": "read", "engine": "direct", "operations": 1920, "bytes": read},
                 {"operation": "write", "engine": "direct", "operations": 640, "bytes": written},
@@ -189,12 +189,12 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
             {"operation": "read", "engine": "direct", "bytes": 60 * GIB}, *BUFFERED[1:]]},
         "mixed"),
     "a direction mixes engines though one was asked for": (
-        "V3", "invalid", {"engines.wanted": "buffered", "engines.rows": [
+        "V3", "invalid", {"engines.requested": "buffered", "engines.rows": [
             *BUFFERED, {"operation": "read", "engine": "direct", "bytes": GIB}]}, "mixed"),
     "auto falls back": (
         "V3", "suspect", {"engines.rows": BUFFERED, "engines.note": "EINVAL on open"}, "EINVAL"),
     "direct was asked for and not done": (
-        "V3", "invalid", {"engines.rows": BUFFERED, "engines.wanted": "direct"}, "asked for"),
+        "V3", "invalid", {"engines.rows": BUFFERED, "engines.requested": "direct"}, "asked for"),
     "the engine says direct and the descriptor does not": (
         "V3", "invalid", {"page_cache.descriptors": {"direct": 0, "buffered": 60}}, "60 sampled"),
     "direct loads leave pages behind": (
@@ -343,7 +343,7 @@ def test_each_fault_is_named_by_its_rule(fault: str) -> None:
     rule, status, values, words = FAULTS[fault]
     verdict = judge(changed(healthy(), values), DEFAULTS)
     found = finding(verdict, rule)
-    assert (found.status, words in found.says) == (status, True), found
+    assert (found.status, words in found.message) == (status, True), found
     assert verdict.verdict in (status, "invalid")
     assert found in verdict.reasons
 
@@ -355,8 +355,8 @@ def test_who_waits_for_a_stalled_device_is_not_advised_to_fill_it() -> None:
         finding(judge(changed(healthy(), values), DEFAULTS), "V14")
         for values in (trend, {**trend, **stall})
     )
-    assert ("--precondition" in alone.says, "V29" in alone.says) == (True, False)
-    assert ("--precondition" in stalled.says, "V29" in stalled.says) == (False, True)
+    assert ("--precondition" in alone.message, "V29" in alone.message) == (True, False)
+    assert ("--precondition" in stalled.message, "V29" in stalled.message) == (False, True)
 
 
 def test_every_rule_has_a_fault_that_it_names() -> None:
@@ -389,11 +389,11 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
         "ledger.read.claimed_bytes": 8 * MIB, "ledger.read.process_bytes": 1 * MIB,
         "ledger.read.device_bytes": 1 * MIB, "ledger.read.calls_bytes": 9 * MIB},
     "the page cache was asked for and the device answered": {
-        "engines.rows": BUFFERED, "engines.wanted": "buffered",
+        "engines.rows": BUFFERED, "engines.requested": "buffered",
         "page_cache.resident_after": 491_000,
         "page_cache.descriptors": {"direct": 0, "buffered": 60}},
     "writes have an engine of their own": {
-        "engines.write_wanted": "buffered",
+        "engines.write_requested": "buffered",
         "engines.rows": [{"operation": "read", "engine": "direct", "bytes": 60 * GIB},
                          *BUFFERED[1:]]},
     "nothing was read": {
@@ -424,12 +424,12 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
         "client.ceiling": SLOW_CEILING, "client.cores_used": 1.4,
         "client.schedule_lag_p99_ms": 0.4, "completeness.unfinished": 0},
     "pages of our own writes are written back in the window": {
-        "engines.rows": BUFFERED, "engines.wanted": "buffered",
+        "engines.rows": BUFFERED, "engines.requested": "buffered",
         "page_cache.resident_after": 491_000,
         "page_cache.descriptors": {"direct": 0, "buffered": 60},
         "foreign.write_bytes": 40 * GIB},
     "our own buffered writes are in the page cache and reads are direct": {
-        "engines.write_wanted": "buffered", "page_cache.resident_before": 300_000,
+        "engines.write_requested": "buffered", "page_cache.resident_before": 300_000,
         "page_cache.resident_after": 300_000,
         "engines.rows": [{"operation": "read", "engine": "direct", "bytes": 60 * GIB},
                          *BUFFERED[1:]]},
@@ -480,9 +480,9 @@ def test_what_is_harmless_stays_valid(case: str) -> None:
 def test_a_whole_fill_steady_rounds_and_a_level_window_prove_a_steady_state() -> None:
     found = finding(judge(changed(healthy(), STEADY), DEFAULTS), "V14")
     assert found.status is Status.PASS
-    assert "after 7 rounds" in found.says
-    assert "4.96 %" in found.says
-    assert "4.05 %" in found.says
+    assert "after 7 rounds" in found.message
+    assert "4.96 %" in found.message
+    assert "4.05 %" in found.message
 
 
 UNPROVEN: Mapping[str, tuple[Mapping[str, Any], str]] = {
@@ -503,7 +503,7 @@ UNPROVEN: Mapping[str, tuple[Mapping[str, Any], str]] = {
 def test_a_steady_state_is_not_proven_by_less(case: str) -> None:
     values, words = UNPROVEN[case]
     found = finding(judge(changed(changed(healthy(), STEADY), values), DEFAULTS), "V14")
-    assert (found.status, words in found.says) == (Status.NOT_JUDGED, True), found
+    assert (found.status, words in found.message) == (Status.NOT_JUDGED, True), found
 
 
 def test_a_test_that_declares_itself_is_not_judged_by_its_sample_and_says_so() -> None:
@@ -511,7 +511,7 @@ def test_a_test_that_declares_itself_is_not_judged_by_its_sample_and_says_so() -
     verdict = judge(few, Thresholds(measurement=False))
     found = finding(verdict, "V30")
     assert found.status is Status.NOT_APPLICABLE
-    assert "declared to be no measurement" in found.says
+    assert "declared to be no measurement" in found.message
     assert verdict.changed_thresholds == {"measurement": [False, True]}
     moved = judge(few, Thresholds(least_operations=3, enough_operations=3))
     assert finding(moved, "V30").status is Status.PASS
@@ -564,7 +564,7 @@ def test_no_evidence_is_suspect_and_never_valid() -> None:
 
 def test_what_is_wrong_says_a_way_out() -> None:
     for fault, (rule, _, values, _) in FAULTS.items():
-        says = finding(judge(changed(healthy(), values), DEFAULTS), rule).says
+        says = finding(judge(changed(healthy(), values), DEFAULTS), rule).message
         assert ";" in says or ":" in says, fault
         assert "\n" not in says
         assert len(says) < 600

@@ -86,7 +86,7 @@ def run(windows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         "seed": 3,
         "model": {"name": "Tiny 1B"},
         "passport": {"verdict": "valid", "reasons": []},
-        "series": {"tick_s": 1.0, "together": 1, "promises": [], "windows": windows},
+        "series": {"tick_s": 1.0, "together": 1, "slos": [], "windows": windows},
         "autoscaling": [],
         "preconditioning": None,
         "config": {"qos_profiles": {"interactive": {"target_latency_p95_ms": 50.0}}},
@@ -129,13 +129,13 @@ def precondition(**more: Any) -> dict[str, Any]:
 
 
 def probe(load: float, **more: Any) -> dict[str, Any]:
-    look = {"promise": "interactive:p95<50ms", "share": 0.01, "low": 0.0, "high": 0.03}
+    look = {"slo": "interactive:p95<50ms", "share": 0.01, "low": 0.0, "high": 0.03}
     return {
         "load": load,
         "inside": True,
         "overloaded": False,
         "client_bound": False,
-        "promises": [look],
+        "slos": [look],
         "offered_per_s": load,
         "completed_per_s": load,
         "storage_read_bytes_per_s": 1e8 * load,
@@ -148,7 +148,7 @@ def probe(load: float, **more: Any) -> dict[str, Any]:
 def capacity(*probes: dict[str, Any], **more: Any) -> dict[str, Any]:
     answer = {"load": 10.0, "confirmed": True, "confidence": 0.95, "low": 9.0, "high": None}
     return {
-        "schema": "kv-cache-capacity/1",
+        "schema": "kv-cache-capacity/2",
         "driver": "real-io",
         "seed": 3,
         "slo": ["interactive:p95<50ms"],
@@ -266,7 +266,7 @@ def test_many_windows_become_few_points_and_the_picture_says_so() -> None:
     (rate, *_) = [f for f in run_view(long).pictures() if isinstance(f, Figure)]
     few = rate.thinned(300)
     assert len(few.lines[0].points) == 250
-    assert few.says.endswith("Each point is the mean of up to 4.")
+    assert few.caption.endswith("Each point is the mean of up to 4.")
     drawn(long)
 
 

@@ -57,7 +57,7 @@ def test_the_rank_is_what_the_starter_says(
     environ: dict[str, str], expected: tuple[object, ...]
 ) -> None:
     found = rank_of(environ)
-    assert (found.rank, found.ranks, found.on_machine, found.told_by) == expected
+    assert (found.rank, found.ranks, found.on_machine, found.source) == expected
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_ranks_of_one_machine_divide_the_free_space_that_they_share(tmp_path: Pa
 
 def test_only_one_of_several_says_that_it_is_no_sum() -> None:
     assert alone_note(ALONE) == ()
-    (note,) = alone_note(MpiRank(rank=1, ranks=2, told_by="PMI_RANK"))
+    (note,) = alone_note(MpiRank(rank=1, ranks=2, source="PMI_RANK"))
     assert note.startswith("this is rank 1 of 2 (PMI_RANK) alone")
 
 

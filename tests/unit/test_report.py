@@ -16,6 +16,8 @@ from kv_cache.installing import install_hint
 from kv_cache.view.forms import DEFAULT, FORMATS
 from tests.trials import GB, of, result, series, windows
 
+DATA = Path(__file__).parents[1] / "data"
+
 
 def write(path: Path, document: dict[str, Any]) -> Path:
     path.write_text(json.dumps(document))
@@ -215,18 +217,29 @@ def test_without_xlsxwriter_a_workbook_is_refused(
     assert not (tmp_path / "x.xlsx").exists()
 
 
-def test_a_result_of_the_schema_before_is_told_compared_and_drawn_and_not_verified(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("schema", [7, 8])
+def test_a_result_of_an_earlier_schema_is_shown_compared_and_drawn_and_not_verified(
+    schema: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its parts that are shown are the same; what was counted of host times is not in it."""
-    old = str(Path(__file__).parents[1] / "data" / "result_7.json")
+    old = str(DATA / f"result_{schema}.json")
     for form in ("html", "md", "csv"):
         assert program(["report", old, "-o", str(tmp_path / f"r.{form}")]) == 0
-    assert "schema kv-cache-result/7" not in (tmp_path / "r.md").read_text()
+    shown = (tmp_path / "r.md").read_text()
+    assert f"schema kv-cache-result/{schema}" not in shown
+    for row in json.loads(Path(old).read_bytes())["kv_cache"]["passport"]["rules"]:
+        assert row["says"][:30] in shown
     assert program(["compare", old, old]) == 0
     assert program(["plot", old, "-o", str(tmp_path / "r.svg")]) == 0
     capsys.readouterr()
     assert program(["verify", old]) == 2
     said = capsys.readouterr().err
-    assert "is of schema 'kv-cache-result/7'" in said
+    assert f"is of schema 'kv-cache-result/{schema}'" in said
     assert "verify it with the version that wrote it" in said
+
+
+def test_a_search_of_an_earlier_schema_shows_what_each_slo_was_judged_by(tmp_path: Path) -> None:
+    old = DATA / "capacity_1.json"
+    assert program(["report", str(old), "-o", str(tmp_path / "r.md")]) == 0
+    shown = (tmp_path / "r.md").read_text().replace("\\", "")
+    assert "| interactive:p95<50ms | 8 | 1 | 20 | 100 |" in shown
+    assert program(["verify", str(old)]) == 0

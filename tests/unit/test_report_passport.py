@@ -233,7 +233,7 @@ def test_engines_are_told_by_direction() -> None:
         {"operation": "write", "engine": "buffered", "operations": 1, "bytes": 4 * MIB},
         {"operation": "write", "engine": "direct", "operations": 1, "bytes": MIB},
     ]
-    assert (rows["wanted"], rows["write_wanted"], rows["note"]) == ("auto", "buffered", None)
+    assert (rows["requested"], rows["write_requested"], rows["note"]) == ("auto", "buffered", None)
 
 
 def test_why_auto_fell_back_is_what_the_store_said() -> None:

@@ -68,7 +68,7 @@ def test_runs_of_the_same_seed_are_held_against_each_other() -> None:
 
 
 def test_a_run_that_failed_is_a_row_that_says_so() -> None:
-    rows = [*runs(FAST[:2]), run_row(3, 3, "c/trial3", exit_code=2, says="no room")]
+    rows = [*runs(FAST[:2]), run_row(3, 3, "c/trial3", exit_code=2, message="no room")]
     made = document([cell(1, SLOW), cell_row(2, "cell-002", {"io.threads": 2}, rows)])
     own = made["kv_cache"]
     assert (own["runs"], own["finished"], own["failed"]) == (6, 5, 1)

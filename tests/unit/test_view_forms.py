@@ -76,7 +76,7 @@ def tree() -> Document:
     }  # fmt: skip
     sums = {f"aggregated_{name}": 1.23456 for name in names}
     times = {"count": 3000, "max": 9.0, "p50": 1.0, "p95": 2.0, "p99": None, "p999": None}
-    flaw = {"kind": "missing", "where": "option_2/trial_1", "says": "is not there"}
+    flaw = {"kind": "missing", "where": "option_2/trial_1", "message": "is not there"}
     valid = {
         "option": 1, "name": "Max Storage Stress", "valid": True, "invalid_because": [],
         "by_the_rules": {**sums, "aggregated_device_read_p95_ms": 2.5,
@@ -85,13 +85,13 @@ def tree() -> Document:
     }  # fmt: skip
     invalid = {"option": 2, "name": None, "valid": False, "invalid_because": [flaw]}
     section = {
-        "schema": "kv-cache-mlperf-summary/1", "tree": "/t", "division": "closed",
+        "schema": "kv-cache-mlperf-summary/2", "tree": "/t", "division": "closed",
         "system": "D7", "total_ranks": 2, "trials_per_option": 2, "hosts": ["node"],
         "drives": ["D7"], "program_versions": ["0.8.0"],
         "started_utc": "2026-11-21T00:00:00+00:00", "complete": False, "not_submittable": [],
         "deviations": [], "options": {"1": valid, "2": invalid},
         "rules": [{"rule": "kvcacheX", "section": "6.1", "status": "falls short",
-                   "looks": [{"where": "option_2", "says": "no"}]}],
+                   "looks": [{"where": "option_2", "message": "no"}]}],
     }  # fmt: skip
     return {SECTION: section}
 

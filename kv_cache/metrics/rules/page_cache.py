@@ -106,7 +106,7 @@ def direct_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
         yield unknown("which engine moved the bytes is not known")
         return
     direct, cached = (moved(e, None, cached=flag) for flag in (False, True))
-    chosen = sum(moved(e, kind, cached=True) for kind, _ in DIRECTIONS if _cache_wanted(e, kind))
+    chosen = sum(moved(e, kind, cached=True) for kind, _ in DIRECTIONS if _cache_requested(e, kind))
     if not direct and not cached:
         yield nothing("storage moved no bytes")
     elif cached and direct and (cached > chosen or _mixed(e)):
@@ -125,10 +125,10 @@ def direct_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
         yield from _direct_in_fact(e, t)
 
 
-def _cache_wanted(e: Evidence, kind: str) -> bool:
+def _cache_requested(e: Evidence, kind: str) -> bool:
     """Writes may have an engine of their own."""
-    write_engine = e.text("engines.write_wanted") if kind == "write" else None
-    return (write_engine or e.text("engines.wanted")) in CACHED_ENGINES
+    write_engine = e.text("engines.write_requested") if kind == "write" else None
+    return (write_engine or e.text("engines.requested")) in CACHED_ENGINES
 
 
 def _mixed(e: Evidence) -> bool:
@@ -139,16 +139,17 @@ def _mixed(e: Evidence) -> bool:
 
 
 def _fell_back(e: Evidence, cached: float) -> Look:
-    wanted, note = e.text("engines.wanted"), e.text("engines.note")
+    requested, note = e.text("engines.requested"), e.text("engines.note")
     why = f" ({note})" if note else ""
-    if wanted == "auto":
+    if requested == "auto":
         return suspect(
             f"auto fell back to the page cache{why}; use a file system that can do direct I/O, or "
             "--io-engine buffered to say that the page cache is meant"
         )
     return invalid(
         f"{human_bytes(cached)} went through the page cache{why} though "
-        f"{wanted or 'an unknown engine'} was asked for; use a file system that can do direct I/O"
+        f"{requested or 'an unknown engine'} was asked for; use a file system "
+        "that can do direct I/O"
     )
 
 

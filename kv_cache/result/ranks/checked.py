@@ -51,7 +51,7 @@ class CrewFacts(Struct, frozen=True, kw_only=True):
     """What the crew saw."""
 
     how: str
-    wanted: RankNumber
+    expected: RankNumber
     members: list[MemberFacts]
     planned_ns: Count | None
     ended_early: str | None
@@ -114,7 +114,7 @@ def _of_one(result: Any) -> list[str]:
         return ["it counts, but is not a result of this program"]
     if result[SECTION].get("schema") != RESULT_SCHEMA:
         return [f"it counts, but is not of schema {RESULT_SCHEMA}"]
-    changed = [f"{link} {says}" for link, says in check(result, {})]
+    changed = [f"{link} {message}" for link, message in check(result, {})]
     return changed + [_short(sentence) for sentence in recheck(result)]
 
 

@@ -58,7 +58,7 @@ def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
     document = {**reference_keys(runs), SECTION: section}
     document["overall_passed"] = (
         verdict.verdict != Status.INVALID
-        and len(counted) == len(parts) == crew.wanted
+        and len(counted) == len(parts) == crew.expected
         and all(part.document["overall_passed"] is True for part in counted)
     )
     if any(run.config.output.io_trace_log is not None for run in runs):

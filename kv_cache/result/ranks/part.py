@@ -63,7 +63,7 @@ class Part:
 def parts_of(results: Mapping[int, Any], crew: Crew) -> list[Part]:
     """Return all ranks that were planned, and others of which there is anything, in their order."""
     members = {member.rank: member for member in crew.members}
-    numbers = sorted({*range(crew.wanted), *results, *members})
+    numbers = sorted({*range(crew.expected), *results, *members})
     seen: dict[str, int] = {}
     return [_part(rank, members.get(rank), results.get(rank), crew, seen) for rank in numbers]
 
@@ -82,8 +82,8 @@ def _part(
 
 
 def _flaws(part: Part, crew: Crew) -> Iterator[str]:
-    if not 0 <= part.rank < crew.wanted:
-        yield f"is not one of the {crew.wanted} that were started"
+    if not 0 <= part.rank < crew.expected:
+        yield f"is not one of the {crew.expected} that were started"
     if part.document is None:
         yield "has no result" if part.lost is None else f"has no result: it was lost ({part.lost})"
     if not isinstance(part.document, Mapping) or not isinstance(
@@ -104,8 +104,8 @@ def _another(part: Part, crew: Crew) -> Iterator[str]:
     rank, ranks = part.value_at("rank.rank"), part.value_at("rank.ranks")
     if rank != part.rank:
         yield f"has the result of rank {str(rank)[:20]}"
-    if ranks is not None and ranks != crew.wanted:
-        yield f"has a result of a job of {str(ranks)[:20]} ranks, not of {crew.wanted}"
+    if ranks is not None and ranks != crew.expected:
+        yield f"has a result of a job of {str(ranks)[:20]} ranks, not of {crew.expected}"
 
 
 def _twice(part: Part, seen: dict[str, int]) -> str | None:

@@ -58,12 +58,14 @@ def judged(parts: Sequence[Part], crew: Crew, body: Json, together: Json) -> Ver
 
 def _complete(parts: Sequence[Part], crew: Crew) -> Look:
     wrong = [flaw for part in parts for flaw in _lacks(part)]
-    whole = sum(part.counted and part.rank < crew.wanted for part in parts)
-    if not wrong and whole == crew.wanted:
-        return Status.PASS, f"each of {crew.wanted} ranks has one whole result and ran to its end"
+    whole = sum(part.counted and part.rank < crew.expected for part in parts)
+    if not wrong and whole == crew.expected:
+        return Status.PASS, f"each of {crew.expected} ranks has one whole result and ran to its end"
     ended = "" if crew.ended_early is None else f"; all were ended: {crew.ended_early}"
-    says = f"{whole} of {crew.wanted} ranks have a result that counts: {'; '.join(wrong)}{ended}"
-    return Status.INVALID, f"{says}; run all of them again"
+    message = (
+        f"{whole} of {crew.expected} ranks have a result that counts: {'; '.join(wrong)}{ended}"
+    )
+    return Status.INVALID, f"{message}; run all of them again"
 
 
 def _lacks(part: Part) -> Iterator[str]:
@@ -194,7 +196,7 @@ def _others(counted: Sequence[Part], body: Json, crew: Crew) -> Look:
     all of them can."""
     if not _real(counted):
         return _VIRTUAL
-    if len(counted) < crew.wanted:
+    if len(counted) < crew.expected:
         return (
             Status.NOT_JUDGED,
             "bytes of ranks that do not count cannot be separated from strangers'",
@@ -203,10 +205,10 @@ def _others(counted: Sequence[Part], body: Json, crew: Crew) -> Look:
     looks = [look for row in rows if (look := _strangers(row)) is not None]
     if not looks:
         return Status.NOT_JUDGED, "no device counts what was moved on it"
-    strange = [says for status, says in looks if status is Status.SUSPECT]
+    strange = [message for status, message in looks if status is Status.SUSPECT]
     if strange:
         return Status.SUSPECT, f"{'; '.join(strange)}; stop them"
-    return Status.PASS, "; ".join(says for _, says in looks)
+    return Status.PASS, "; ".join(message for _, message in looks)
 
 
 def _strangers(row: Json) -> Look | None:

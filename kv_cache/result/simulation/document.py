@@ -1,4 +1,4 @@
-"""The result of `kv-cache.py sim`, schema kv-cache-sim/1: each variant with its runs, the numbers
+"""The result of `kv-cache.py sim`, schema kv-cache-sim/2: each variant with its runs, the numbers
 over their seeds, and the verdict.
 
 A run is one variant with one seed. Run k of every variant has the same seed. The columns of
@@ -23,7 +23,7 @@ from kv_cache.result.simulation.judge import verdict, warnings
 from kv_cache.result.simulation.limits import NOT_MODELLED
 from kv_cache.result.simulation.measures import numbers
 
-SCHEMA = "kv-cache-sim/1"
+SCHEMA = "kv-cache-sim/2"
 MARK = f'{{\n  "{SECTION}": {{\n    "schema": "kv-cache-sim/'
 """How the document of every simulation begins."""
 

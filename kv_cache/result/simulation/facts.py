@@ -64,14 +64,14 @@ class SimVariant(Struct, frozen=True, kw_only=True):
 
 
 class MeasureVerdict(Struct, frozen=True, kw_only=True):
-    says: str
+    message: str
 
 
 class SimVerdict(Struct, frozen=True, kw_only=True):
     """Which variant is best, or why none can be called best."""
 
     best: int | None
-    says: str
+    message: str
     no_order: str | None
     measures: dict[str, MeasureVerdict]
 

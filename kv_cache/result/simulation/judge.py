@@ -43,7 +43,7 @@ class Finding:
 
     measure: Measure
     best: int | None
-    says: str
+    message: str
 
 
 def headline(variants: Sequence[Json]) -> Measure:
@@ -68,10 +68,10 @@ def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
     return {
         "by": first.path,
         "best": findings[0].best,
-        "says": findings[0].says,
+        "message": findings[0].message,
         "no_order": why,
         "measures": {
-            each.measure.path: {"best": each.best, "says": each.says}
+            each.measure.path: {"best": each.best, "message": each.message}
             for each in findings
             if any(number_of(variant, each.measure.path) is not None for variant in variants)
         },
@@ -160,9 +160,9 @@ def _judged(
     if why is None:
         return _ranked(measure, variants)
     if len(variants) < 2:
-        return Finding(measure=measure, best=None, says=why)
+        return Finding(measure=measure, best=None, message=why)
     return Finding(
-        measure=measure, best=None, says=f"nobody can be called best by {measure.label}: {why}"
+        measure=measure, best=None, message=f"nobody can be called best by {measure.label}: {why}"
     )
 
 
@@ -174,15 +174,15 @@ def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
     rows = [(variant, variant["numbers"].get(measure.path)) for variant in variants]
     missing = [v["variant"] for v, row in rows if row is None or row["interval"] is None]
     if missing:
-        says = (
+        message = (
             f"nobody can be called best by {measure.label}: {_list(missing)} "
             f"{'has' if len(missing) == 1 else 'have'} no interval of it"
         )
-        return Finding(measure=measure, best=None, says=says)
+        return Finding(measure=measure, best=None, message=message)
     values = [row["values"] for _, row in rows if row is not None]
     if all(each == values[0] for each in values):
-        says = f"all variants have the same {measure.label}: {measure.with_reach(rows[0][1])}"
-        return Finding(measure=measure, best=None, says=f"{says} {measure.unit}".rstrip())
+        message = f"all variants have the same {measure.label}: {measure.with_reach(rows[0][1])}"
+        return Finding(measure=measure, best=None, message=f"{message} {measure.unit}".rstrip())
     sign = -1.0 if measure.better == HIGHER else 1.0
     ranked = sorted(
         ((sign * row["mean"], _ends(row, sign), variant["variant"], row) for variant, row in rows),
@@ -192,12 +192,13 @@ def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
     others = ranked[1:]
     near = [other for _, (least, _), other, _ in others if not worst < least]
     if near:
-        return Finding(measure=measure, best=None, says=_tied(measure, number, near, ranked))
+        return Finding(measure=measure, best=None, message=_tied(measure, number, near, ranked))
     return Finding(
         measure=measure, best=number,
-        says=f"best by {measure.label} is {name_of(variants, number)}: {measure.with_reach(best)} "
-        f"{measure.unit}, the next {measure.with_reach(others[0][3])}; {100 * CONFIDENCE:.0f} % "
-        f"intervals of {len(rows[0][0]['runs'])} seeds do not overlap",
+        message=f"best by {measure.label} is {name_of(variants, number)}: "
+        f"{measure.with_reach(best)} {measure.unit}, the next "
+        f"{measure.with_reach(others[0][3])}; {100 * CONFIDENCE:.0f} % intervals of "
+        f"{len(rows[0][0]['runs'])} seeds do not overlap",
     )  # fmt: skip
 
 

@@ -166,7 +166,7 @@ class QosMode:
                 "stuck": stuck,
                 "pressure": None if worst is None else worst.pressure,
                 "target": self._rules.target_saturation,
-                "promises": [_share_row(share) for share in pool.shares()],
+                "slos": [_share_row(share) for share in pool.shares()],
                 "bracket_before": before,
                 "bracket": self.standing(),
                 "settled": self._bracket.settled,
@@ -241,7 +241,7 @@ def _verdict_text(
 def _share_row(share: OverShare) -> dict[str, Any]:
     low, high = share.bounds(SURE)
     return {
-        "promise": str(share.slo),
+        "slo": str(share.slo),
         "ended": share.ended,
         "over": share.over,
         "pressure": share.pressure,

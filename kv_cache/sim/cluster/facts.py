@@ -168,16 +168,16 @@ def _rates(outcome: ClusterOutcome, window_s: float) -> Plain:
 
 
 def _goodput(outcome: ClusterOutcome, window_s: float) -> Plain:
-    """Requests that finished and kept all that was promised: a second, and of all that arrived.
-    If nothing is promised there is no goodput."""
-    promise, every = outcome.scenario.promise, outcome.requests
-    limits = {"ttft_ms": promise.ttft_ms, "tpot_ms": promise.tpot_ms, "e2e_ms": promise.e2e_ms}
-    promised = {name: limit for name, limit in limits.items() if limit}
+    """Requests that finished within every limit: a second, and of all that arrived. Without a limit
+    there is no goodput."""
+    slo, every = outcome.scenario.slo, outcome.requests
+    named = {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "e2e_ms": slo.e2e_ms}
+    limits = {name: limit for name, limit in named.items() if limit}
     return {
-        "promised": promised,
-        "good": every.good if promised else None,
-        "per_s": _share(every.good, window_s) if promised else None,
-        "share": _share(every.good, every.measured_arrived) if promised else None,
+        "slo": limits,
+        "good": every.good if limits else None,
+        "per_s": _share(every.good, window_s) if limits else None,
+        "share": _share(every.good, every.measured_arrived) if limits else None,
     }
 
 

@@ -61,7 +61,7 @@ class Requests:
     instance: "array[int]" = field(default_factory=_ns)
     decoder: "array[int]" = field(default_factory=_ns)
     preemptions: int = 0
-    good: int = 0  # measured and finished, and kept all that was promised
+    good: int = 0  # measured and finished, within every limit of the SLO
 
 
 @dataclass(slots=True, kw_only=True)

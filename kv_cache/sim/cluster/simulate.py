@@ -110,11 +110,11 @@ class _Collector:
         self._cluster = cluster
         self._rows = array("q")
         self._latest: list[int] = []
-        promise = scenario.promise
-        self._ttft_ns = promise.ttft_ms * 1e6
-        self._tpot_ns = promise.tpot_ms * 1e6
-        self._e2e_ns = promise.e2e_ms * 1e6
-        self._promised = bool(promise.ttft_ms or promise.tpot_ms or promise.e2e_ms)
+        slo = scenario.slo
+        self._ttft_ns = slo.ttft_ms * 1e6
+        self._tpot_ns = slo.tpot_ms * 1e6
+        self._e2e_ns = slo.e2e_ms * 1e6
+        self._has_slo = bool(slo.ttft_ms or slo.tpot_ms or slo.e2e_ms)
         # What had been counted when the first measured request arrived:
         self._base_links: dict[int, tuple[int, int, Counter[str]]] = {}
         self._base_instances: dict[int, list[int]] = {}
@@ -155,7 +155,7 @@ class _Collector:
         )  # fmt: skip
         if len(latest) > MOST_LATEST:
             self._pack()
-        if not self._promised or self._kept(ttft, tpot, e2e):
+        if not self._has_slo or self._kept(ttft, tpot, e2e):
             requests.good += 1
 
     def _pack(self) -> None:

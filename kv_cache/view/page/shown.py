@@ -79,7 +79,7 @@ def _content(part: Part, section_title: str) -> Iterator[Html]:
         case KeyNumbers():
             yield cards(part.numbers)
         case Table():
-            drawn = [part_table(title, part), *([tag("p", part.says)] if part.says else [])]
+            drawn = [part_table(title, part), *([tag("p", part.caption)] if part.caption else [])]
             yield from [details(title, *drawn)] if part.detail else drawn
         case FactList():
             facts = table(title, ("what", "value"), part.rows, words=2)
@@ -90,18 +90,18 @@ def _content(part: Part, section_title: str) -> Iterator[Html]:
             yield from ruled(part.texts) if _has_rules(part.texts) else bullets(list(part.texts))
         case FlowDiagram():
             yield tag("div", diagram(part), class_="flow")
-            if part.says:
-                yield tag("p", part.says)
+            if part.caption:
+                yield tag("p", part.caption)
             moved = part.table()
             yield details(title, table(title, moved.headings, moved.cells(), words=3))
         case BarChart():
             yield bar_table(part)
-            if part.says:
-                yield tag("p", part.says)
+            if part.caption:
+                yield tag("p", part.caption)
         case IntervalChart():
             yield _intervals(title, part)
-            if part.says:
-                yield tag("p", part.says)
+            if part.caption:
+                yield tag("p", part.caption)
         case Figure():
             raise AssertionError("figures are charts")
 
