@@ -5,6 +5,7 @@ whatever was compiled. Processes of tests keep the bytecode that they make: it t
 time of a short one. One worker of xdist takes all of a file, whose tests share runs, and all files
 that would disturb each other. What was skipped is counted by its reason at the end."""
 
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,8 @@ import kv_cache.sim.cluster.cluster  # noqa: F401
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes of tests inherit what nohup ignores
+gc.freeze()  # what pytest and its plugins hold makes each collection slow: a third of a test's time
+gc.set_threshold(100_000, 50, 100)
 settings.register_profile("explore", deadline=None, max_examples=500)
 settings.register_profile("same", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("same")
@@ -49,6 +52,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         return nodeid if path.startswith(_SHARES_NOTHING) else _GROUPS.get(Path(path).stem, path)
 
 
+@pytest.hookimpl(optionalhook=True)  # `-p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
     return ByFile(config, log) if config.getoption("dist") == "loadscope" else None
 
