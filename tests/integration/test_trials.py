@@ -215,15 +215,16 @@ def test_numbers_of_trials_that_cannot_be_are_refused(flag: str, tmp_path: Path)
 
 # --- compare -----------------------------------------------------------------------------------
 
-SLOWER = """
+FULL = """
 io: {buffer_mib: 1, load_buffers: 16, store_buffers: 16, threads: 4}
 run: {drain_s: 5}
-sim: {nvme: {read_gbytes_per_s: 3.0, write_gbytes_per_s: 2.0}}
 user_templates:
   chatbot: &same {context_range: [64, 512], generation_range: [10, 40], think_time_range: [0, 0.01]}
   coding: *same
   document: *same
 """
+"""Users who hardly think, so that the drive is what they wait for."""
+SLOWER = f"{FULL}sim: {{nvme: {{read_gbytes_per_s: 3.0, write_gbytes_per_s: 2.0}}}}\n"
 
 
 def compared(cwd: Path, *names: str) -> Any:
@@ -242,11 +243,10 @@ def test_two_series_of_trials_of_the_same_are_not_different(tmp_path: Path) -> N
 
 
 def test_a_drive_of_half_the_speed_is_found_to_be_worse(tmp_path: Path) -> None:
-    (tmp_path / "slower.yaml").write_text(SLOWER)
-    more = ["--cpu-mem-gb=0"]
-    assert trials(tmp_path, *VIRTUAL, *more, "--trials=4", "--output=A.json").code == 0
-    slow = [*VIRTUAL, *more, "--config=slower.yaml", "--trials=4", "--output=B.json"]
-    assert trials(tmp_path, *slow).code == 0
+    for name, text in (("A", FULL), ("B", SLOWER)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+        flags = [*VIRTUAL, "--cpu-mem-gb=0", f"--config={name}.yaml", "--trials=4"]
+        assert trials(tmp_path, *flags, f"--output={name}.json").code == 0
     _, text = compared(tmp_path, "A.json", "B.json")
     (line,) = [x for x in text.splitlines() if x.startswith("storage read + write")]
     assert "worse" in line
