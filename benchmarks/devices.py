@@ -313,7 +313,11 @@ def _take_down(work: Path) -> None:
     _unmount(work / "exported")
     for daemon in _daemons.pop(work, []):
         daemon.terminate()
-        daemon.wait(_PATIENCE_S)
+        try:
+            daemon.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:  # it waits for a client that holds what was detached
+            daemon.kill()
+            daemon.wait()
     for note in work.glob("*.pid"):
         _end_stray(int(note.read_text()), work)
     shutil.rmtree(work)
