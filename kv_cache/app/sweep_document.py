@@ -27,7 +27,7 @@ from kv_cache.metrics.intervals import (
 )
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.metrics import HIGHER, METRICS
+from kv_cache.result.metrics import HIGHER, METRICS, ends
 from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA, SweepFacts
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal
@@ -115,7 +115,7 @@ def _numbers(name: str, counted: Sequence[Json]) -> dict[str, Any] | None:
         "values": values,
         "mean": metric.mean(known),
         "median": median(known),
-        "interval": None if interval is None else interval._asdict(),
+        "interval": ends(interval),
         "coefficient_of_variation": coefficient_of_variation(known),
     }
 

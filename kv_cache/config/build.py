@@ -210,7 +210,7 @@ def build_intake(config: Config, load: Load, on_arrival: OnArrival = ignore_arri
 def build_control(
     config: Config, slos: Sequence[Slo] | None = None, watch: Watch | None = None
 ) -> tuple[Meter, Control]:
-    """What sees the windows of a run. `promises`: those of the classes, if not given; `watch` may
+    """What sees the windows of a run. `slos`: those of the classes, if not given; `watch` may
     end the measured window."""
     kept = class_slos(config) if slos is None else tuple(slos)
     detection = config.saturation_detection

@@ -136,10 +136,10 @@ def _is_latent(hf: "_Hf") -> bool:
     if _is_set(hf, "attention_chunk_size") and not _is_set(hf, "layer_types"):
         telling.append("attention_chunk_size")
     if telling or not (latent or kind in _FULL_OR_SLIDING):
-        message = f" with {', '.join(telling)}" if telling else ""
+        details = f" with {', '.join(telling)}" if telling else ""
         what = f"model_type {kind[:60]!r}" if "model_type" in hf.text else "no model_type"
         raise ConfigError(
-            f"{hf.source}: {what}{message}: what its cache holds is not read from this file, and a "
+            f"{hf.source}: {what}{details}: what its cache holds is not read from this file, and a "
             "token's bytes would be wrong; give them with --kv-bytes-per-token N "
             "(run.kv_bytes_per_token, in a scenario model.kv_bytes_per_token)"
         )

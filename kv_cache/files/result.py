@@ -17,9 +17,9 @@ from kv_cache.result.run import SECTION
 class Result:
     """A document of any kind: of a run, of ranks, trials, a capacity search, and so on.
 
-    `document` is what the file holds (docs/reference/result.md). `files` are those beside it, by
-    what they are; `recordings` the traces that were written as it went on; `trials` the results of
-    a run that was repeated.
+    `document` is what the file holds (docs/reference/result.md), under today's names. `files` are
+    those beside it, by what they are; `recordings` the traces that were written as it went on;
+    `trials` the results of a run that was repeated.
     """
 
     document: Mapping[str, Any]

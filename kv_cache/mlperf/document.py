@@ -8,7 +8,7 @@ from kv_cache.mlperf.rules import TreeFinding, check_tree
 from kv_cache.mlperf.tree import Tree
 from kv_cache.result.run import SECTION, plain
 
-CHECK_SCHEMA = "kv-cache-mlperf-check/1"
+CHECK_SCHEMA = "kv-cache-mlperf-check/2"
 
 
 def tree_document(tree: Tree, findings: Sequence[TreeFinding] | None = None) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class PlanRecord(Struct, frozen=True, kw_only=True):
 class SequenceRecord(Struct, frozen=True, kw_only=True):
     """What the record has of a sequence."""
 
-    schema: Literal["kv-cache-mlperf/1", "kv-cache-mlperf/2"]
+    schema: Literal["kv-cache-mlperf/2"]
     division: str
     system: str
     org: str

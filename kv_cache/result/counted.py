@@ -16,7 +16,8 @@ from kv_cache.core.kinds import Cause, OpKind, Phase, Qos, TierLabel
 from kv_cache.metrics import histogram
 from kv_cache.metrics.histogram import Histogram
 
-Number = Annotated[float, Meta(ge=-1e18, le=1e18)]
+LARGEST = 1e18
+Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 """No number of a document is larger: not a byte count, nor an instant in nanoseconds."""
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """What a counter can have reached."""

@@ -17,10 +17,11 @@ from kv_cache.result.evidence import passport
 from kv_cache.result.histograms import encode
 from kv_cache.result.prediction import compared, quantities
 from kv_cache.result.reference import reference_keys, unsupported
-from kv_cache.result.run import SCHEMA as SCHEMA
 from kv_cache.result.run import SECTION, CountedRun, shape_of
 from kv_cache.result.sections import body, reconciliation
 from kv_cache.result.without_figures import without_figures
+
+SCHEMA = "kv-cache-result/9"
 
 
 def derive(run: CountedRun) -> dict[str, Any]:

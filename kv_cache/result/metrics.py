@@ -14,10 +14,12 @@ from kv_cache.core.units import AT_LEAST, GIB
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.intervals import (
     CONFIDENCE,
+    Interval,
     bounded_interval,
     coefficient_of_variation,
     geometric_mean,
 )
+from kv_cache.result.counted import LARGEST
 from kv_cache.result.paths import list_at, number_at
 
 HIGHER, LOWER = "higher", "lower"
@@ -76,11 +78,17 @@ def spread(
         "values": list(values),
         "median": median(values),
         "mean": mean(values),
-        "interval": None if interval is None else interval._asdict(),
+        "interval": ends(interval),
         "coefficient_of_variation": coefficient_of_variation(values),
         "min": min(values),
         "max": max(values),
     }
+
+
+def ends(interval: Interval | None) -> dict[str, float] | None:
+    """Return an interval as documents have it. None if it reaches beyond any number that they may
+    have: two values that differ tenfold say nothing of their mean."""
+    return interval._asdict() if interval is not None and interval.high <= LARGEST else None
 
 
 def _if_any(path: str, count: str) -> Callable[[Json], float | None]:

@@ -6,8 +6,7 @@ What a version did not write stays absent; the types of `result.published` allow
 from collections.abc import Mapping
 from typing import Any
 
-from kv_cache.result.kinds import KINDS
-from kv_cache.result.run import SCHEMA, SECTION
+from kv_cache.result.chain import SECTION
 
 _NAMES = {
     "says": "message",
@@ -18,22 +17,32 @@ _NAMES = {
     "wanted": "expected",
     "asked": "consulted",
 }
-"""Names before `kv-cache-result/9`, and in the first schemas of the other kinds."""
-_AS_WRITTEN = ("config", "environment", "evidence", "result")
-"""What stays as that version wrote it: options, the machine, what its rules judged, and a rank's
-own result."""
-_NEWEST = {schema.partition("/")[0]: schema for schema in KINDS}
+_SINCE = {
+    "kv-cache-result": 9,
+    **dict.fromkeys(
+        (
+            *("kv-cache-trials", "kv-cache-capacity", "kv-cache-ranks", "kv-cache-sweep"),
+            *("kv-cache-sim", "kv-cache-mlperf"),
+        ),
+        2,
+    ),
+}
+"""The first schema of each kind that has the new names; the other kinds never had an old one."""
+_AS_WRITTEN = ("config", "environment", "evidence")
+"""What stays as that version wrote it: options, the machine, and what its rules judged."""
 
 
 def modern(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a document of any schema under today's names. A run's keeps its schema, by which
-    results are told that another version made; other kinds have today's."""
+    """Return a document of any schema under today's names. A run's keeps its schema, which says
+    that another version made it; other kinds have the first one with these names."""
     section = document[SECTION]
-    schema = section.get("schema")
-    newest = _NEWEST.get(str(schema).partition("/")[0])
-    if schema in (SCHEMA, newest):
+    kind, _, number = str(section.get("schema")).partition("/")
+    since = _SINCE.get(kind, 0)
+    if not number.isdecimal() or int(number) >= since:
         return document
-    renamed = {**_renamed(section), "schema": newest or schema}
+    renamed = _renamed(section)
+    if kind != "kv-cache-result":
+        renamed["schema"] = f"{kind}/{since}"
     return {**document, SECTION: renamed}
 
 

@@ -33,8 +33,6 @@ from kv_cache.result.histograms import decode
 
 T = TypeVar("T")
 
-SCHEMA = "kv-cache-result/9"
-
 _MOST_FLOWS = 1000  # phases x tiers x operations x causes x engines
 
 

@@ -23,7 +23,7 @@ from kv_cache.result.run import SECTION
 from kv_cache.result.sweep import IntervalEnds
 from kv_cache.result.verdicts import FINISHED, Look, verdict_of, worst
 
-SCHEMA = "kv-cache-trials/1"
+SCHEMA = "kv-cache-trials/2"
 MOST_CV = 0.05
 """Above this coefficient of variation of the headline the verdict is suspect: MLPerf Storage asks
 of five runs that they replicate within 5 %."""

@@ -31,7 +31,7 @@ def documents(cwd: Path, stem: str = "R") -> list[Any]:
 
 
 def assert_whole(cwd: Path, own: Any, count: int) -> None:
-    assert own["schema"] == "kv-cache-trials/1"
+    assert own["schema"] == "kv-cache-trials/2"
     assert (own["planned"], own["finished"], own["seed"]) == (count, count, MASTER)
     singles = documents(cwd)
     assert len(own["trials"]) == len(singles) == count

@@ -343,7 +343,7 @@ def test_a_name_that_looks_like_a_formula_or_has_other_letters_is_drawn_as_text(
         (capacity(probe(0.0)), "probes[0].load: expected float > 0"),
         (capacity(probe(1.0), slo=["fast"]), "slo: "),
         (precondition(preconditioning={}), "there is nothing to draw, as it has no numbers"),
-        ({"schema": "kv-cache-trials/1", "metrics": {}}, "missing required field passport"),
+        ({"schema": "kv-cache-trials/2", "metrics": {}}, "missing required field passport"),
         ({"schema": "kv-cache-profile/1"}, "grid is empty (null); it must be a list of measured"),
         ({"schema": "kv-cache-other/1"}, "there is no picture of schema 'kv-cache-other/1'"),
     ],

@@ -170,3 +170,12 @@ def test_the_summary_is_read_in_ten_seconds() -> None:
 )
 def test_numbers_are_shown_with_four_digits_that_count(value: float | None, text: str) -> None:
     assert METRICS["ttft_ms.p50"].shown(value) == text
+
+
+def test_two_trials_that_differ_by_far_have_no_interval_and_are_shown() -> None:
+    """Its end was beyond any number of a document, and the summary ended in a traceback."""
+    document = of([result(1, 1.5 * GB), result(2, 0.03 * GB)])
+    assert document["kv_cache"]["metrics"]["storage.read.bytes_per_second"]["interval"] is None
+    text = terminal(trials_view(document["kv_cache"])).splitlines()
+    (row,) = (line for line in text if line.startswith("storage read, "))
+    assert row.split().count(MISSING) == 2

@@ -201,3 +201,21 @@ def test_lines_have_the_same_colours_on_a_page_and_in_a_picture() -> None:
     style = files("kv_cache.view.page").joinpath("assets", "report.css").read_text()
     light = style.partition("}")[0]
     assert re.findall(r"--c\d: (#\w{6});", light) == list(COLOURS)
+
+
+WITHOUT_CHARTS = ("trials",)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_of_a_chart_has_the_charts_title_once(kind: str) -> None:
+    """As its caption, where a table of percentiles adds the unit; what is said above it is how its
+    rows were made."""
+    drawn = page([document_of(kind)], ["R.json"])
+    charts = re.findall(r'<figure class="chart".*?</figure>', drawn, re.DOTALL)
+    assert charts or kind in WITHOUT_CHARTS
+    for chart in charts:
+        (title,) = re.findall(r"<h4[^>]*>(.*?)</h4>", chart)
+        above, _, table = chart.partition("<details")[2].partition("<table")
+        (caption,) = re.findall(r"<caption><span>(.*?)</span>", table)
+        assert caption.startswith(title)
+        assert title not in above.replace(f'aria-label="{caption}"', "")

@@ -18,6 +18,7 @@ import orjson
 from kv_cache import __version__
 from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval
 from kv_cache.result.chain import seal
+from kv_cache.result.metrics import ends
 from kv_cache.result.run import SECTION
 from kv_cache.result.simulation.judge import verdict, warnings
 from kv_cache.result.simulation.limits import NOT_MODELLED
@@ -81,7 +82,7 @@ def _numbers(runs: Sequence[Mapping[str, float | None]]) -> Iterator[tuple[str, 
             {
                 "values": values,
                 "mean": fmean(known) if known else None,
-                "interval": None if interval is None else interval._asdict(),
+                "interval": ends(interval),
             },
         )
 

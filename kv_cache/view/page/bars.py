@@ -15,9 +15,9 @@ def bar_table(chart: BarChart) -> Html:
     """A row for each bar; where it has several parts, columns have the colours of theirs."""
     listed = chart.table()
     several = len(chart.parts) > 1
-    caption = "parts in order" if several else "bar"
-    caption += f"; mark {', '.join(chart.marks)}" if chart.marks else ""
-    caption += "; line 95 % interval" if any(row.low is not None for row in chart.rows) else ""
+    heading = "parts in order" if several else "bar"
+    heading += f"; mark {', '.join(chart.marks)}" if chart.marks else ""
+    heading += "; line 95 % interval" if any(row.low is not None for row in chart.rows) else ""
     first, *heads = listed.headings
     keys = [_key(head, look) if several and look < len(chart.parts) else head
             for look, head in enumerate(heads)]  # fmt: skip
@@ -25,7 +25,7 @@ def bar_table(chart: BarChart) -> Html:
         (name, _bar(row, chart.reach), *texts)
         for (name, *texts), row in zip(listed.cells(), chart.rows, strict=True)
     ]
-    return table(chart.title, (first, caption, *keys), rows, words=2)
+    return table(chart.title, (first, heading, *keys), rows, words=2)
 
 
 def _key(name: str, look: int) -> Html:

@@ -41,7 +41,7 @@ class Book:
         number = len(self.charts)
         self.charts.append(_drawing(figure, xs, lines, self._axis_key(figure, xs)))
         title = f"chart-{number}-title"
-        numbers, caption = _numbers(figure, xs)
+        numbers, note = _numbers(figure, xs)
         small = figure.scale is Scale.PERCENTILE and len(numbers.rows) <= _SMALL_TABLE
         caption = ShownColumn(figure.title, figure.y.unit).heading if small else figure.title
         return [
@@ -52,7 +52,7 @@ class Book:
                 tag("div", class_="plot", data_chart=number, tabindex=0, role="group",
                     aria_labelledby=title, aria_describedby="how-to-read"),
                 tag("p", class_="readout", role="status"),
-                details("Table", *_paragraph(caption), part_table(caption, numbers), open_=small),
+                details("Table", *_paragraph(note), part_table(caption, numbers), open_=small),
                 class_="chart",
             )
         ]  # fmt: skip
@@ -203,8 +203,8 @@ def _numbers(figure: Figure, xs: Sequence[float]) -> tuple[Table, str]:
         for group in groups
     ]
     columns = [figure.x, *(ShownColumn(line.name, figure.y.unit) for line in figure.lines)]
-    caption = f"Each row is the median of up to {together} points." if together > 1 else ""
-    return Table(columns=columns, rows=rows), caption
+    note = f"Each row is the median of up to {together} points." if together > 1 else ""
+    return Table(columns=columns, rows=rows), note
 
 
 def _middle(values: Sequence[float]) -> float | None:
