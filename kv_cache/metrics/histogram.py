@@ -19,6 +19,7 @@ it is a lower bound (`bounds`). Ages are in no count, sum, minimum or maximum.
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -58,7 +59,12 @@ def _bucket(value: float) -> int:
 def supported(count: int, percent: float) -> bool:
     """Return whether `count` values are enough for a percentile: p50 wants 20, p99.99 100,000.
     Exact, as 99.9 is not in binary."""
-    return count * (100 - Fraction(str(percent))) >= 100 * FEWEST_BEYOND
+    return count * _beyond(percent) >= 100 * FEWEST_BEYOND
+
+
+@cache
+def _beyond(percent: float) -> Fraction:
+    return 100 - Fraction(str(percent))
 
 
 class Bound(NamedTuple):

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
-from kv_cache.files.reading import DEEPEST, deeper_than, result_bytes
+from kv_cache.files.reading import result_bytes, too_deep
 from kv_cache.files.writing import write_atomically
 from kv_cache.mlperf.layout import MANIFEST, Place, all_files
 from kv_cache.mlperf.plan import Deviation, Plan, longest_window_s
@@ -209,7 +209,7 @@ def _parsed(path: Path) -> dict[str, Any]:
             f"{path} is cut short or not JSON ({error}); give the tree as mlperf run left it"
         ) from None
     section = document.get(SECTION) if isinstance(document, dict) else None
-    if not isinstance(section, dict) or deeper_than(document, DEEPEST):
+    if not isinstance(section, dict) or too_deep(document):
         raise UsageError(
             f"{path} is not a record of a sequence; give the tree as mlperf run left it"
         )

@@ -13,7 +13,7 @@ import orjson
 
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
-from kv_cache.files.reading import DEEPEST, deeper_than, result_bytes
+from kv_cache.files.reading import result_bytes, too_deep
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.result.chain import SECTION, check, fingerprint
 from kv_cache.result.counted import RankFacts
@@ -133,8 +133,8 @@ def read_rank(spot: Spot, path: Path, name: str) -> RankResult | Flaw:
             f"is of schema {str(section.get('schema'))[:40]!r}, and this program knows {SCHEMA}; "
             "use one version for the whole sequence, and that version to look at it",
         )
-    if deeper_than(document, DEEPEST):
-        return flaw(TAMPERED, f"is nested deeper than {DEEPEST}, which no result is")
+    if too_deep(document):
+        return flaw(TAMPERED, "is nested deeper than any result is")
     changed = next(_changes(document, raw), None)
     if changed is not None:
         return flaw(TAMPERED, f"is not as its run left it: {changed}")

@@ -1,12 +1,23 @@
 """Histograms in documents: read strictly, as a document may come from anywhere."""
 
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, ValidationError, convert
 
 from kv_cache.metrics.histogram import BUCKETS, Histogram, bucket_of
 
-_LARGEST = 2**63 - 1
-_MOST_IN_A_BUCKET = 2**48
+_Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Bucket = Annotated[int, Meta(ge=0, lt=BUCKETS)]
+_InIt = Annotated[int, Meta(gt=0, lt=2**48)]
+
+
+class _Written(Struct):
+    buckets: list[tuple[_Bucket, _InIt]]
+    count: _Natural
+    sum: _Natural
+    min: _Natural | None = None
+    max: _Natural | None = None
 
 
 def decode(kind: type, value: Any) -> Any:
@@ -25,7 +36,11 @@ def encode(value: Any) -> Any:
 
 def read_histogram(value: Any) -> Histogram:
     """Return a histogram whose buckets fit its other numbers. Raises ValueError."""
-    if not isinstance(value, dict) or not _sound(value):
+    try:
+        fits = _fits(convert(value, _Written))
+    except ValidationError:
+        fits = False
+    if not fits:
         raise ValueError("is not a histogram whose buckets fit its other numbers")
     ages = value.get("in_flight")
     if ages is not None and (not isinstance(ages, dict) or ages.get("in_flight") is not None
@@ -34,22 +49,14 @@ def read_histogram(value: Any) -> Histogram:
     return Histogram.from_json(value)
 
 
-def _sound(value: dict[str, Any]) -> bool:
-    pairs = value.get("buckets")
-    if not isinstance(pairs, list) or not all(type(p) is list and len(p) == 2 for p in pairs):
-        return False
-    numbers = [number for pair in pairs for number in pair]
-    count, total = value.get("count"), value.get("sum")
-    ends = [value.get("min"), value.get("max")] if pairs else [0, 0]
-    if not all(type(n) is int and 0 <= n <= _LARGEST for n in (*numbers, count, total, *ends)):
-        return False
-    if not pairs:
-        return count == total == 0 and value.get("min") is None and value.get("max") is None
-    low, high = value["min"], value["max"]
+def _fits(written: _Written) -> bool:
+    pairs = written.buckets
+    low, high, count = written.min, written.max, written.count
+    if not pairs or low is None or high is None:
+        return not pairs and low is high is None and count == written.sum == 0
     return (
         all(first[0] < second[0] for first, second in pairwise(pairs))
-        and all(bucket < BUCKETS and 0 < n < _MOST_IN_A_BUCKET for bucket, n in pairs)
         and sum(n for _, n in pairs) == count
-        and count * low <= total <= count * high
+        and count * low <= written.sum <= count * high
         and [bucket_of(low), bucket_of(high)] == [pairs[0][0], pairs[-1][0]]
     )

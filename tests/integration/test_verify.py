@@ -390,7 +390,7 @@ FOREIGN: Mapping[str, tuple[bytes, str]] = {
     "without a schema": (b'{"kv_cache": {}}', "schema None"),
     "of another schema": (b'{"kv_cache": {"schema": "kv-cache-result/99"}}', "result/99"),
     "of a schema that is no text": (b'{"kv_cache": {"schema": [[]]}}', "schema"),
-    "deep": (OWN + b', "x": ' + b"[" * 200 + b"]" * 200 + b"}}", "nested deeper"),
+    "deep": (OWN + b', "x": ' + b"[" * 300 + b"]" * 300 + b"}}", "nested deeper"),
     "bottomless": (OWN + b', "x": ' + b"[" * 5000 + b"]" * 5000 + b"}}", "depth"),
     "not a number": (OWN + b', "x": NaN}}', "is not JSON"),
 }

@@ -76,7 +76,7 @@ def configured(preset: str, eviction: str, directory: Path, **more: Any) -> Conf
             "tiers.storage_capacity_gib": 2,
             "tiers.eviction": eviction,
             "tiers.cache_dir": str(directory),
-            "io.buffer_mib": 1,
+            "io.buffer_mib": 16,
             "io.load_buffers": 2,
             "io.store_buffers": 2,
             "workload.trace": "datasets/mooncake_sample.jsonl",

@@ -322,7 +322,7 @@ def test_a_changed_result_is_refused_in_one_sentence(
         (b'{"kv_cache": {}}', "schema missing"),
         (b'{"kv_cache": 1' + b"0" * 30 + b"}", "no section 'kv_cache'|is not JSON"),
         (b'{"kv_cache": "\\ud800"}', "is not JSON"),
-        (b'{"kv_cache": ' + b"[" * 100 + b"]" * 100 + b"}", "nested deeper"),
+        (b'{"kv_cache": ' + b"[" * 300 + b"]" * 300 + b"}", "nested deeper"),
         (b'{"kv_cache": {"schema": "kv-cache-result/1", "driver": "virtual-time"}}', "virtual"),
     ],
 )
