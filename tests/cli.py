@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import psutil
+import pytest
 
 from kv_cache.cli import main
 
@@ -38,6 +39,12 @@ SMALL = [
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
 """Those that end a command, each with its exit code."""
+
+ONE_SIGNAL = [
+    pytest.param(*each, marks=() if each[0] == signal.SIGTERM else pytest.mark.nightly)
+    for each in SIGNALS
+]
+"""The others at night: all commands catch them in one place, which the tests of a run try."""
 
 _SMALL_YAML = """
 io: {buffer_mib: 1, load_buffers: 16, store_buffers: 16, threads: 4}

@@ -59,12 +59,14 @@ def _bucket(value: float) -> int:
 def supported(count: int, percent: float) -> bool:
     """Return whether `count` values are enough for a percentile: p50 wants 20, p99.99 100,000.
     Exact, as 99.9 is not in binary."""
-    return count * _beyond(percent) >= 100 * FEWEST_BEYOND
+    beyond, of = _beyond(percent)
+    return count * beyond >= FEWEST_BEYOND * of
 
 
 @cache
-def _beyond(percent: float) -> Fraction:
-    return 100 - Fraction(str(percent))
+def _beyond(percent: float) -> tuple[int, int]:
+    """Return the share of the values beyond a percentile, as a ratio of whole numbers."""
+    return (1 - Fraction(str(percent)) / 100).as_integer_ratio()
 
 
 class Bound(NamedTuple):

@@ -96,7 +96,7 @@ def limit_per_s() -> float:
 
 
 def test_the_rate_that_is_found_is_the_limit_of_the_queue(tmp_path: Path) -> None:
-    own = found(capacity(tmp_path, SLO, *QUEUE, "--by=rate", "--probe=90"))
+    own = found(capacity(tmp_path, SLO, *QUEUE, "--by=rate", "--probe=50"))
     answer = own["answer"]
     assert answer["load"] == pytest.approx(limit_per_s(), rel=0.1)
     assert answer["low"] <= limit_per_s() <= answer["high"]

@@ -37,18 +37,14 @@ compiles = pytest.mark.skipif(
 has_mypyc = pytest.mark.skipif(
     importlib.util.find_spec("mypyc") is None, reason="the extra `fast` is not installed"
 )
-HASTY = '#!/bin/sh\nexec gcc "$@" -O0\n'
-"""A compiler that leaves out what takes it three quarters of its time."""
 
 
 def run(
     folder: Path, *words: str, environ: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    hasty = {"CC": str(folder / "hasty")} if (folder / "hasty").exists() else {}
     return subprocess.run(
         command(*words), cwd=folder, capture_output=True, text=True, check=False,
-        env={**environment(), "XDG_CACHE_HOME": str(folder / "cache"), **hasty,
-             **(environ or {})},
+        env={**environment(), "XDG_CACHE_HOME": str(folder / "cache"), **(environ or {})},
     )  # fmt: skip
 
 
@@ -74,13 +70,10 @@ def studied(folder: Path, *words: str) -> Any:
 
 @compiles
 @has_mypyc
-@pytest.mark.parametrize("compiler", ["hasty", pytest.param("as it is", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
 def test_the_compiled_engine_gives_the_same_numbers_and_is_gone_when_removed(
-    tmp_path: Path, compiler: str
+    tmp_path: Path,
 ) -> None:
-    if compiler == "hasty" and shutil.which("gcc"):
-        (tmp_path / "hasty").write_text(HASTY)
-        (tmp_path / "hasty").chmod(0o755)
     (tmp_path / "hard.yaml").write_text(HARD)
     done = run(tmp_path, "compile")
     assert done.returncode == 0, done.stderr

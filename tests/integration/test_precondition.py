@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli import SMALL, Ran, anything, environment, finish, prepare, run, small, start
+from tests.covering import by_day
 from tests.integration.test_runs import sound
 from tests.integration.test_series import assert_in_order, assert_sums, windows_of
 
@@ -141,7 +142,11 @@ def wait_for(pattern: str, cache: Path, process: "subprocess.Popen[str]") -> Non
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("words", [[], ["precondition"]], ids=["run", "precondition"])
+BOTH: dict[str, tuple[list[str]]] = {"run": ([],), "precondition": (["precondition"],)}
+"""A load that preconditions, and the command that does nothing else."""
+
+
+@pytest.mark.parametrize("words", by_day(BOTH, ["precondition"]))
 def test_a_signal_during_the_fill_leaves_a_result_and_no_file(
     words: list[str], tmp_path: Path
 ) -> None:
@@ -168,7 +173,7 @@ def test_a_signal_during_the_fill_leaves_a_result_and_no_file(
         assert ran.own["requests"]["submitted"] == 0
 
 
-@pytest.mark.parametrize("words", [[], ["precondition"]], ids=["run", "precondition"])
+@pytest.mark.parametrize("words", by_day(BOTH, ["run"]))
 def test_a_signal_during_a_round_leaves_a_result_and_no_file(
     words: list[str], tmp_path: Path
 ) -> None:
@@ -206,7 +211,7 @@ sys.exit(kv_cache.cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("words", [[], ["precondition"]], ids=["run", "precondition"])
+@pytest.mark.parametrize("words", by_day(BOTH, ["precondition"]))
 def test_a_worker_that_dies_in_a_round_ends_it_with_exit_code_1_and_a_result(
     words: list[str], tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from kv_cache.bench.cache_dir import LOCK_NAME
 from kv_cache.config.profile import HEADER, read_profile
 from kv_cache.core.units import KIB, MIB, MISSING
 from kv_cache.files.environment import Reader, filesystem
-from tests.cli import SIGNALS, called, command, environment, small
+from tests.cli import ONE_SIGNAL, called, command, environment, small
 
 FEW = ("--size-gib=0.05", "--sizes-mib=0.25,1", "--concurrency=2", "--seconds=1")
 
@@ -126,7 +126,7 @@ def test_sizes_that_do_not_fit_are_refused_and_said(on_disk: Path) -> None:
     assert not any(c.object_bytes == 4 * MIB and c.concurrency == 8 for c in found.cells)
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(("number", "code"), ONE_SIGNAL)
 def test_a_signal_leaves_nothing_behind(on_disk: Path, number: signal.Signals, code: int) -> None:
     mine = on_disk / "cache" / "mine.txt"
     mine.parent.mkdir()

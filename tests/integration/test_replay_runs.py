@@ -104,7 +104,7 @@ def reused(sessions: list[Any]) -> tuple[int, int]:
 
 
 def test_agents_find_what_their_trace_offers_where_everything_fits(tmp_path: Path) -> None:
-    place, sessions = shorter_sessions(tmp_path, 12)
+    place, sessions = shorter_sessions(tmp_path, 6)
     ran = replayed(tmp_path, "--virtual-time", f"--trace={place}", "--trace-users=5")
     reuse = ran.own["reuse"]
     assert (reuse["blocks"], reuse["offered_blocks"]) == reused(sessions)

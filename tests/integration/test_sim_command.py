@@ -16,7 +16,7 @@ import pytest
 
 from kv_cache.cli import main
 from kv_cache.config.scenarios import scenario_names
-from tests.cli import SIGNALS, command, environment, run, start
+from tests.cli import ONE_SIGNAL, command, environment, run, start
 from tests.screen import Terminal
 from tests.traces import real_trace
 
@@ -268,7 +268,7 @@ def log_bytes(here: Path) -> int:
     return max((path.stat().st_size for path in here.glob(".kv-cache-*.tmp")), default=0)
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(("number", "code"), ONE_SIGNAL)
 def test_a_signal_keeps_the_runs_that_ended(here: Path, number: int, code: int) -> None:
     process = start(here, ["sim", "pool.yaml", "--seeds", "500", "--output", "R.json", "--csv",
                            "r.csv", "--events", "e.jsonl"])  # fmt: skip

@@ -21,7 +21,7 @@ config: small.yaml
 base:
   run.virtual_time: true
   run.model: tiny-1b
-  run.duration_s: 3
+  run.duration_s: 1
   tiers.gpu_mem_gib: 0
   tiers.cpu_mem_gib: 0.0625
   tiers.storage_capacity_gib: 0.5
@@ -102,7 +102,6 @@ def test_a_cell_that_fails_is_a_row_and_the_sweep_goes_on(tmp_path: Path) -> Non
     """A cell whose cache directory goes away between the check and its turn."""
     place = tmp_path / "cache"
     grid = VIRTUAL.replace("run.virtual_time: true", f"tiers.cache_dir: [{place}/inner]")
-    grid = grid.replace("run.duration_s: 3", "run.duration_s: 1")
     place.mkdir()
     (tmp_path / "grid.yaml").write_text(grid.replace("{repeat}", "1"))
     process = start(tmp_path, ["sweep", "grid.yaml", "--results-dir=D"])
@@ -127,7 +126,7 @@ def wait_for(reached: Any, seconds: float = 60) -> None:
 
 def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on_later(tmp_path: Path) -> None:
     grid = VIRTUAL.replace("run.virtual_time: true", "tiers.cache_dir: [cache]")
-    grid = grid.replace("run.duration_s: 3", "run.duration_s: 2").replace("{repeat}", "1")
+    grid = grid.replace("run.duration_s: 1", "run.duration_s: 2").replace("{repeat}", "1")
     prepare(tmp_path)
     (tmp_path / "grid.yaml").write_text(grid)
     process = start(tmp_path, ["sweep", "grid.yaml", "--results-dir=D"])
@@ -155,7 +154,7 @@ def test_a_sweep_that_is_killed_takes_its_run_along(tmp_path: Path) -> None:
     grid = VIRTUAL.replace("run.virtual_time: true", "tiers.cache_dir: [cache]")
     prepare(tmp_path)
     (tmp_path / "grid.yaml").write_text(
-        grid.replace("run.duration_s: 3", "run.duration_s: 60").replace("{repeat}", "1")
+        grid.replace("run.duration_s: 1", "run.duration_s: 60").replace("{repeat}", "1")
     )
     process = start(tmp_path, ["sweep", "grid.yaml", "--results-dir=D"])
     wait_for(lambda: anything(tmp_path / "cache", "kv-cache-run-*/*"))
@@ -190,7 +189,6 @@ def test_verify_knows_a_sweep_and_the_results_that_it_names(tmp_path: Path) -> N
 
 def test_real_runs_at_the_same_time_are_noted(tmp_path: Path) -> None:
     grid = VIRTUAL.replace("run.virtual_time: true", "run.virtual_time: false")
-    grid = grid.replace("run.duration_s: 3", "run.duration_s: 1")
     code, out, err = sweep(tmp_path, "--jobs=2", grid=grid)
     assert code == 0, err
     assert "2 runs of real I/O go on at the same time" in own(tmp_path)["notes"][0]
@@ -236,7 +234,7 @@ def test_cells_are_spread_over_the_ranks_of_mpi(tmp_path: Path) -> None:
     if mpirun is None or importlib.util.find_spec("mpi4py") is None:
         pytest.skip("no mpirun, or no mpi4py")
     prepare(tmp_path)
-    (tmp_path / "grid.yaml").write_text(VIRTUAL.replace("{repeat}", "2"))
+    (tmp_path / "grid.yaml").write_text(VIRTUAL.replace("{repeat}", "1"))
     ranks = [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable]
     done = subprocess.run(
         [*ranks, str(PROGRAM), "sweep", "grid.yaml", "--results-dir=D"],
@@ -244,7 +242,7 @@ def test_cells_are_spread_over_the_ranks_of_mpi(tmp_path: Path) -> None:
         text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Sweep: FINISHED. 2 cells, 4 of 4 runs finished.")
+    assert done.stdout.startswith("Sweep: FINISHED. 2 cells, 2 of 2 runs finished.")
     assert own(tmp_path)["workers"] == 2
     refused = subprocess.run(
         [*ranks, str(PROGRAM), "sweep", "none.yaml", "--results-dir=D"],

@@ -12,7 +12,7 @@ import pytest
 
 from kv_cache.core.units import MIB, NS_PER_MS
 from kv_cache.files.fio import HEADER
-from tests.cli import SIGNALS, called, command, environment, small, worker_of
+from tests.cli import ONE_SIGNAL, called, command, environment, small, worker_of
 from tests.results import document, row, write
 
 needs_fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
@@ -64,7 +64,7 @@ def test_both_programs_stand_side_by_side_and_nothing_stays(tmp_path: Path, layo
 
 @needs_fio
 @pytest.mark.fio
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(("number", "code"), ONE_SIGNAL)
 def test_a_signal_ends_fio_and_removes_what_it_made(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -73,7 +73,7 @@ def test_a_signal_ends_fio_and_removes_what_it_made(
     assert tree(tmp_path) == ["R.json", "cache", "cache/mine.txt"]
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
+@pytest.mark.parametrize(("number", "code"), ONE_SIGNAL)
 def test_a_signal_ends_also_a_fio_that_has_hung(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

@@ -234,12 +234,17 @@ def test_one_user_waits_for_nobody() -> None:
 # --- qos -------------------------------------------------------------------------------------
 
 
-def test_from_below_it_settles_at_the_limit_and_stays_there() -> None:
-    assert faults(100, 600, users=10) == {}
+SEEDS = pytest.mark.parametrize("seeds", [20, pytest.param(100, marks=pytest.mark.nightly)])
 
 
-def test_from_above_it_settles_at_the_limit_and_stays_there() -> None:
-    assert faults(40, 500, users=300) == {}
+@SEEDS
+def test_from_below_it_settles_at_the_limit_and_stays_there(seeds: int) -> None:
+    assert faults(seeds, 600, users=10) == {}
+
+
+@SEEDS
+def test_from_above_it_settles_at_the_limit_and_stays_there(seeds: int) -> None:
+    assert faults(seeds, 500, users=300) == {}
 
 
 def test_a_target_of_four_fifths_uses_four_fifths_of_what_is_allowed() -> None:
