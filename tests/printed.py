@@ -43,7 +43,7 @@ _INLINE = re.compile(r"`((?:python )?kv-cache\.py(?: [^`\n]*)?)`")
 _FILE = re.compile(r"# ([\w.-]+\.(?:yaml|py))\b.*\n")
 _FIRST = ("python", "kv-cache.py", "make", "mpirun", "pip", "curl", "git", "xz", "export",
           "docs/reports/make.sh")  # fmt: skip
-_ROWS = 800
+_ROWS = 400
 """Of a trace that a page unpacks: its commands are tried, not their numbers."""
 _RESULT = "RESULT"
 """What stands in a page for a result of the reader's own."""

@@ -23,6 +23,7 @@ from tests.cli import (
     environment,
     finish,
     prepare,
+    small,
     small_alone,
     start,
     worker_below,
@@ -143,16 +144,25 @@ def test_what_siblings_move_is_not_foreign(three: tuple[Path, Ran]) -> None:
         (["--mpi=apart"], "apart"),
         (["--output=there/R.json"], "there is no directory"),
         (["--num-users=0"], "--num-users"),
-        (["--metrics-port=65535"], "would listen on 65536"),
     ],
 )
 def test_what_clients_cannot_do_is_refused_before_they_are_started(
     more: list[str], says: str, tmp_path: Path
 ) -> None:
-    ran = small_alone(tmp_path, "--clients=2", *more)
+    ran = small(tmp_path, "--clients=2", *more)
     assert ran.code == 2
     assert ran.err.count("\n") == 1
     assert says in ran.err
+    assert {path.name for path in tmp_path.iterdir()} == {"small.yaml"}
+
+
+def test_a_port_that_the_last_client_cannot_have_is_refused_before_any_begins(
+    tmp_path: Path,
+) -> None:
+    ran = small_alone(tmp_path, "--clients=2", "--metrics-port=65535")
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert "would listen on 65536" in ran.err
     assert {path.name for path in tmp_path.iterdir()} == {"small.yaml"}
 
 

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.resize import measure
 
 
+@pytest.mark.nightly
 def test_ten_thousand_users_come_and_go_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -731,6 +731,7 @@ def test_poisson_arrivals_of_exponential_sizes_wait_as_in_m_m_1() -> None:
     near(Waits(gb(1), 0.5, exponential(1), 1).run(400_000), theory=0.5 / (1 - 0.5))
 
 
+@pytest.mark.nightly  # and with several servers by day
 def test_poisson_arrivals_of_one_size_wait_as_in_m_d_1() -> None:
     near(Waits(gb(1), 0.6, lambda: MB, 1).run(400_000), theory=0.6 / (2 * (1 - 0.6)))
 

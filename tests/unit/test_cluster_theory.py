@@ -117,7 +117,7 @@ def test_equal_answers_in_steps_that_are_not_shared_are_m_d_c() -> None:
     assert times == pytest.approx(service + waiting, rel=0.01)
 
 
-@pytest.mark.parametrize("law", ["fixed", "exponential"])
+@pytest.mark.parametrize("law", ["fixed", pytest.param("exponential", marks=pytest.mark.nightly)])
 def test_a_rate_that_sequences_share_is_processor_sharing(law: str) -> None:
     """M/G/1-PS: the mean time is E[S] / (1 - load) whatever the law of S; load 0.5."""
     work = {"rate_per_s": 1.0, "output_tokens": (500, 500), "output_law": law}

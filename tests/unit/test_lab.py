@@ -91,7 +91,7 @@ def test_a_difference_that_one_stretch_alone_makes_is_not_shown() -> None:
     assert order_by_stretches([a, b]).beaten_by is None
 
 
-@pytest.mark.parametrize("alike", [0.0, 0.6])
+@pytest.mark.parametrize("alike", [pytest.param(0.0, marks=pytest.mark.nightly), 0.6])
 def test_fifteen_equal_policies_are_seldom_put_in_an_order(alike: float) -> None:
     """Their stretches differ by chance alone, neighbours more or less alike."""
     rng = np.random.default_rng(3)

@@ -362,19 +362,19 @@ def test_more_cycles_of_a_trace_take_no_more_memory() -> None:
         for line in range(1, 401):
             yield talk(line, line / 10, f"s{line % 120}", tokens=3)
 
-    config = ReplayConfig(requests=asking(), cycles=26)
+    config = ReplayConfig(requests=asking(), cycles=14)
     source = TraceReplay(rows, config, Seed(1), {})
     held: list[int] = []
     tracemalloc.start()
-    for count in range(1, 25 * 400 + 1):
+    for count in range(1, 13 * 400 + 1):
         due_ns = source.next_ns()
         assert due_ns is not None
         source.after(source.pop(due_ns), due_ns)
-        if count % (400 * 5) == 0:  # always at the same place of a cycle
+        if count % (400 * 3) == 0:  # always at the same place of a cycle
             gc.collect()
             held.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    rows_more = 15 * 400
+    rows_more = 6 * 400
     assert held[-1] - held[1] < rows_more, held  # a row that is kept takes 100 bytes
 
 
