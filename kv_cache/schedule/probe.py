@@ -139,29 +139,17 @@ class Judged:
             else ProbeStatus.OUTSIDE
         )
 
-    @property
-    def tightest(self) -> SloEstimate:
-        """The SLO that is missed, or nearest to it."""
-        return max(self.estimates, key=lambda estimate: (estimate.share is None, estimate.excess))
 
-
-def judge(
-    slos: Sequence[Slo],
-    batches: Sequence[Batch],
-    *,
-    longest: int,
-    confidence: float = CONFIDENCE,
-) -> Judged:
+def judge(slos: Sequence[Slo], batches: Sequence[Batch], *, longest: int) -> Judged:
     """Judge a probe that lasts for `longest` batches unless it is sure before. It may be called
-    after each batch: all looks together are wrong in no more than 1 - confidence of probes."""
+    after each batch: all looks together are wrong in no more than 1 - `CONFIDENCE` of probes."""
     if not slos:
         raise ValueError("a probe without an SLO cannot be judged")
     estimates = tuple(_estimate(p, [batch[i] for batch in batches]) for i, p in enumerate(slos))
     status = ProbeStatus.OPEN
     if len(batches) >= LEAST_BATCHES:
-        status = together(
-            estimates, strictness(confidence, len(batches), max(longest, len(batches)))
-        )
+        looks = max(longest, len(batches))
+        status = together(estimates, strictness(CONFIDENCE, len(batches), looks))
     return Judged(estimates=estimates, status=status, batches=len(batches))
 
 

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_MS
-from kv_cache.metrics.window import Window
+from kv_cache.metrics.window import SaturationLevel, Window
 
 READS, WRITES, QUEUE = "read_latency_p95", "write_latency_p95", "queue_depth"
 """The signals: device p95 of storage reads and of storage writes, and requests that wait."""
@@ -46,18 +45,6 @@ class SaturationRules:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaturationState:
-    """`by` is the signal that the level is of; None where the level is 0."""
-
-    level: float
-    by: str | None
-    saturated: bool
-
-
-IDLE = SaturationState(level=0.0, by=None, saturated=False)
-
-
 class Saturation:
     """Begins at a level of 1, ends below `release_level`."""
 
@@ -71,7 +58,7 @@ class Saturation:
         self._latest: deque[dict[str, float | None]] = deque(maxlen=rules.history_windows)
         self._saturated = False
 
-    def see(self, window: Window) -> SaturationState:
+    def see(self, window: Window) -> SaturationLevel:
         self._latest.append(_signals(window))
         pressures = {
             signal: measured / limit
@@ -82,7 +69,7 @@ class Saturation:
         level = pressures[by]
         threshold = self._rules.release_level if self._saturated else 1
         self._saturated = level >= threshold
-        return SaturationState(level=level, by=by if level else None, saturated=self._saturated)
+        return SaturationLevel(level=level, by=by if level else None, saturated=self._saturated)
 
     def reset(self) -> None:
         """The load was changed: what was seen until now speaks of another."""
@@ -108,8 +95,3 @@ def storage_rank95_ns(window: Window, kind: OpKind) -> float | None:
 def _median(values: Iterable[float | None]) -> float | None:
     seen = [value for value in values if value is not None]
     return median(seen) if seen else None
-
-
-def saturation_row(state: SaturationState) -> dict[str, Any]:
-    """Return a state as results have it."""
-    return {"level": state.level, "by": state.by, "saturated": state.saturated}

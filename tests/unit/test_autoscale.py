@@ -12,7 +12,15 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.metrics.slo import Slo
-from kv_cache.metrics.window import NO_LATENCY, ClassWindow, Gauges, Latency, OpWindow, Window
+from kv_cache.metrics.window import (
+    NO_LATENCY,
+    ClassWindow,
+    Gauges,
+    Latency,
+    OpWindow,
+    SaturationLevel,
+    Window,
+)
 from kv_cache.schedule.autoscale.autoscaler import Autoscaler
 from kv_cache.schedule.autoscale.qos_mode import Bracket, UsersVerdict
 from kv_cache.schedule.autoscale.rules import (
@@ -23,8 +31,8 @@ from kv_cache.schedule.autoscale.rules import (
     decision_row,
 )
 from kv_cache.schedule.autoscale.window_pool import OverShare, Unit, WindowPool, ratio
-from kv_cache.schedule.saturation import IDLE, SaturationState
 
+IDLE = SaturationLevel(0.0, None, saturated=False)
 LIMIT_NS = NS_PER_S // 2
 SLO = Slo(qos=Qos.INTERACTIVE, percent=95, limit_ns=LIMIT_NS)
 EVERY_CLASS = tuple(Slo(qos=qos, percent=95, limit_ns=LIMIT_NS) for qos in Qos)
@@ -59,7 +67,7 @@ class Driver:
         self.scaler = scaler
         self.second = 0
 
-    def show(self, *, seconds: int = 1, saturation: SaturationState = IDLE, **told: Any) -> Any:
+    def show(self, *, seconds: int = 1, saturation: SaturationLevel = IDLE, **told: Any) -> Any:
         """The first decision within so many windows, or None."""
         for _ in range(seconds):
             window = self.window(**told)
@@ -385,7 +393,7 @@ def test_a_class_that_is_promised_nothing_may_take_for_ever() -> None:
 
 
 def test_storage_that_is_saturated_does_not_stop_growth_but_is_told() -> None:
-    full = SaturationState(level=2.0, by="read_latency_p95", saturated=True)
+    full = SaturationLevel(level=2.0, by="read_latency_p95", saturated=True)
     decision = qos(10).show(seconds=10, saturation=full)
     assert decision.action is Action.UP
     assert decision.evidence["saturation"]["level"] == 2.0

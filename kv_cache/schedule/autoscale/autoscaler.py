@@ -13,7 +13,7 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.units import ns_to_s
 from kv_cache.metrics.slo import Slo
-from kv_cache.metrics.window import Window
+from kv_cache.metrics.window import SaturationLevel, Window
 from kv_cache.schedule.autoscale.capacity_mode import CapacityMode
 from kv_cache.schedule.autoscale.qos_mode import QosMode
 from kv_cache.schedule.autoscale.rules import (
@@ -24,7 +24,6 @@ from kv_cache.schedule.autoscale.rules import (
     ScaleMode,
 )
 from kv_cache.schedule.autoscale.window_pool import WindowPool, ended
-from kv_cache.schedule.saturation import SaturationState, saturation_row
 
 
 class Mode(Protocol):
@@ -72,7 +71,7 @@ class Autoscaler:
         self.stopped = False
         self._begin_anew(None)
 
-    def see(self, window: Window, saturation: SaturationState) -> Decision | None:
+    def see(self, window: Window, saturation: SaturationLevel) -> Decision | None:
         """Take the next window. Each is shown once, in order. Only those of the measured phase
         count: in the others no users ask, or something else does."""
         if self.stopped or window.phase is not Phase.MEASURE:
@@ -136,7 +135,7 @@ class Autoscaler:
         new = self._cooldown_ended < self.users and not self._stuck(window)
         return lags or old or new
 
-    def _decide(self, order: Order, window: Window, saturation: SaturationState) -> Decision:
+    def _decide(self, order: Order, window: Window, saturation: SaturationLevel) -> Decision:
         decision = Decision(
             at_ns=window.end_ns,
             mode=self._mode,
@@ -148,7 +147,7 @@ class Autoscaler:
                 "samples": self._pool.windows // self._rules.windows_per_sample,
                 **self._pool.evidence(),
                 "oldest_queued_s": ns_to_s(window.gauges.oldest_queued_ns),
-                "saturation": saturation_row(saturation),
+                "saturation": saturation._asdict(),
                 **order.evidence,
             },
         )
