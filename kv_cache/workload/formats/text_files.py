@@ -18,7 +18,7 @@ from kv_cache.core.errors import TraceError
 from kv_cache.installing import install_hint
 from kv_cache.workload.formats.chunk_stream import ChunkStream
 from kv_cache.workload.formats.lmcache import HEAD_BYTES as LCT_HEAD_BYTES
-from kv_cache.workload.formats.lmcache import frame_lines, is_lct
+from kv_cache.workload.formats.lmcache import frame_texts, is_lct
 
 # The longest row of any trace is a few hundred KiB; a file without line ends must not fill memory.
 MAX_LINE_BYTES = 16 << 20
@@ -93,7 +93,10 @@ def _open_bytes(path: Path) -> BinaryIO:
     except BaseException:
         stream.close()
         raise
-    return io.BufferedReader(ChunkStream(frame_lines(stream), stream)) if binary else stream
+    if not binary:
+        return stream
+    lines = (f"{text}\n".encode() for text in frame_texts(stream))
+    return io.BufferedReader(ChunkStream(lines, stream))
 
 
 def _unpacked(path: Path) -> io.BufferedReader:
