@@ -10,13 +10,14 @@ Only rows that wait are held in memory: for their instant behind others, or for 
 """
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
+from kv_cache.workload.formats.ids import Recent
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.quota import Counts, one
 from kv_cache.workload.row_requests import RowRequests, RowRequestsConfig, shorter
@@ -79,7 +80,7 @@ class AwaitedAnswers(Generic[W]):
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}  # name -> ordinal of the last with it, until answered
-        self._answers: OrderedDict[str, int] = OrderedDict()  # name -> when
+        self._answers: Recent[int] = Recent(MOST_ANSWERS)  # name -> when
         self._waiters: dict[int, list[W]] = {}
         self.held = 0
 
@@ -88,8 +89,8 @@ class AwaitedAnswers(Generic[W]):
         for name in after:
             if name in self._open:
                 entry.after.add(self._open[name])
-            elif name in self._answers:
-                entry.delay(self._answers[name] + entry.think_ns)
+            elif (answered_ns := self._answers.get(name)) is not None:
+                entry.delay(answered_ns + entry.think_ns)
         for ordinal in entry.after:
             self._waiters.setdefault(ordinal, []).append(entry)
         for name in entry.names:
@@ -100,10 +101,7 @@ class AwaitedAnswers(Generic[W]):
     def answered(self, ordinal: int, names: tuple[str, ...], at_ns: int) -> list[W]:
         """Return the requests for which this was the last answer."""
         for name in names:
-            self._answers[name] = at_ns
-            self._answers.move_to_end(name)
-            if len(self._answers) > MOST_ANSWERS:
-                self._answers.popitem(last=False)
+            self._answers.put(name, at_ns)
             if self._open.get(name) == ordinal:
                 del self._open[name]
         free = []
@@ -268,15 +266,14 @@ def linked(row: TraceRow) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def paced(rows: Iterator[TraceRow], config: TimeScale) -> Iterator[Due]:
     """Yield when each row is due. If sessions begin denser than in the trace, the beginnings of the
     last `MOST_ANSWERS` sessions with a row are remembered."""
-    begun: OrderedDict[str, int] = OrderedDict()
+    begun: Recent[int] = Recent(MOST_ANSWERS)
     for row in rows:
         if config.arrival_scale == 1 or row.session is None:
             yield Due(_scaled(row.at_ns, row.at_ns, config), row)
             continue
-        begin_ns = begun.setdefault(row.session, row.at_ns)
-        begun.move_to_end(row.session)
-        if len(begun) > MOST_ANSWERS:
-            begun.popitem(last=False)
+        known_ns = begun.get(row.session)
+        begin_ns = row.at_ns if known_ns is None else known_ns
+        begun.put(row.session, begin_ns)
         yield Due(_scaled(begin_ns, row.at_ns, config), row)
 
 

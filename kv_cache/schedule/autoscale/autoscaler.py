@@ -7,7 +7,7 @@ the end of each sample the pool is judged. What it does not show clearly is left
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Phase, Qos
@@ -24,20 +24,6 @@ from kv_cache.schedule.autoscale.rules import (
     ScaleMode,
 )
 from kv_cache.schedule.autoscale.window_pool import WindowPool, ended
-
-
-class Mode(Protocol):
-    """What users are judged by, and how the best number of them is searched for."""
-
-    @property
-    def settled(self) -> bool: ...
-
-    def standing(self) -> dict[str, Any]: ...
-
-    def judge(self, pool: WindowPool, users: int, stuck: bool) -> Order | None:
-        """Judge a pool at the end of a sample; `stuck`: nothing ends that should have long ago."""
-        ...
-
 
 _LONGEST_COOLDOWN = 20
 
@@ -61,7 +47,7 @@ class Autoscaler:
                 "target of a QoS class, or use --autoscaler-mode capacity"
             )
         self._rules, self._mode, self._slos = rules, mode, tuple(slos)
-        self._judge: Mode = QosMode(rules) if mode is ScaleMode.QOS else CapacityMode(rules)
+        self._judge = QosMode(rules) if mode is ScaleMode.QOS else CapacityMode(rules)
         self._longest_limit_ns = _longest_limit_ns(slos)
         self._inside = 0  # requests that wait or are served at the latest tick
         self._silent_windows = 0

@@ -107,6 +107,7 @@ class QosMode:
         return {"inside": self._bracket.inside, "outside": self._bracket.outside}
 
     def judge(self, pool: WindowPool, users: int, stuck: bool) -> Order | None:
+        """Judge a pool at the end of a sample; `stuck`: nothing ends that should have long ago."""
         held = self._bracket.settled
         if held:
             self._held_windows += self._rules.windows_per_sample
