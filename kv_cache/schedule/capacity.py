@@ -63,12 +63,6 @@ class SearchRules:
                 f"{self.most_probes} probes cannot hold {self.confirmations} at the answer; use at "
                 "least 1 of these, and as many probes"
             )
-        if not 0.001 <= self.resolution <= 0.5:
-            raise ConfigError(
-                f"a resolution of {self.resolution:g} is not in 0.001 to 0.5; use 0.03 for 3 %"
-            )
-        if not 0.5 <= self.confidence < 1:
-            raise ConfigError(f"a confidence of {self.confidence:g} is not in 0.5 to 1; use 0.95")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

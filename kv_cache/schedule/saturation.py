@@ -38,11 +38,6 @@ class SaturationRules:
                 "every limit and the history of saturation_detection must be above 0; leave out "
                 "the key to have its default"
             )
-        if not 0 < self.release_level <= 1:
-            raise ConfigError(
-                f"the release level of saturation is {self.release_level:g}, but must be above 0 "
-                "and at most 1, where saturation begins"
-            )
 
 
 class Saturation:

@@ -373,9 +373,6 @@ def test_every_search_ends_within_its_probes_and_loads(
         ({"first": 1.5}, "a number of users is whole"),
         ({"confirmations": 0}, "probes cannot hold"),
         ({"most_probes": 2}, "2 probes cannot hold 3"),
-        ({"resolution": 0.0}, "resolution"),
-        ({"resolution": 3.0}, "use 0.03 for 3 %"),
-        ({"confidence": 95.0}, "use 0.95"),
     ],
 )
 def test_rules_that_contradict_one_another_are_refused(rules: dict[str, Any], told: str) -> None:

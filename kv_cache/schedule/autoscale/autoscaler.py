@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.units import ns_to_s
 from kv_cache.metrics.slo import Slo
@@ -35,17 +34,6 @@ class Autoscaler:
     def __init__(
         self, rules: AutoscaleRules, mode: ScaleMode, slos: Sequence[Slo], users: int
     ) -> None:
-        if not rules.min_users <= users <= rules.max_users:
-            raise ConfigError(
-                f"the run begins with {users} users, but autoscaler.min_users to "
-                f"autoscaler.max_users is {rules.min_users} to {rules.max_users}; change "
-                "--num-users or these keys"
-            )
-        if mode is ScaleMode.QOS and not slos:
-            raise ConfigError(
-                "--autoscaler-mode qos needs a class with an SLO; set a latency "
-                "target of a QoS class, or use --autoscaler-mode capacity"
-            )
         self._rules, self._mode, self._slos = rules, mode, tuple(slos)
         self._judge = QosMode(rules) if mode is ScaleMode.QOS else CapacityMode(rules)
         self._longest_limit_ns = _longest_limit_ns(slos)
