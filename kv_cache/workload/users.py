@@ -122,12 +122,8 @@ class _User:
     def _ends(self) -> bool:
         """Return whether the next request begins a new conversation."""
         ends = self._rng.random() < self._config.end_probability
-        return not self._turn or self._turn >= self._most_turns or (ends and not self._planned)
-
-    @property
-    def _planned(self) -> bool:
-        """Whether a conversation's number of turns was drawn when it began."""
-        return self._config.lengths.turns is not None
+        planned = self._config.lengths.turns is not None  # when the conversation began
+        return not self._turn or self._turn >= self._most_turns or (ends and not planned)
 
     @property
     def _streams(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
 from kv_cache.core.block import Key
-from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 
 GONE = -1
 """The turn of a node that is no late leaf."""
@@ -113,9 +113,10 @@ class LateLeaves:
         self._heap = kept
 
 
-class LeafFirst(Eviction):
+class LeafFirst(HoldsCopies):
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self._links: dict[int, TreeNode] = {}
+        super().__init__(self._links)
         self._at: dict[Key, TreeNode] = {}
         self._orphans: dict[Place, int] = {}  # how many, of what is not here
         self._leaves: OrderedDict[int, TreeNode] = OrderedDict()
@@ -190,12 +191,6 @@ class LeafFirst(Eviction):
                 left = gone[parent.copy_id] = gone.get(parent.copy_id, parent.children) - 1
                 if not left:
                     heappush(new, (parent.rank, parent.copy_id))
-
-    def __len__(self) -> int:
-        return len(self._links)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._links
 
     def _above(self, link: TreeNode) -> TreeNode | None:
         if link.parent is None:

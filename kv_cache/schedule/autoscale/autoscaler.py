@@ -15,13 +15,7 @@ from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import SaturationLevel, Window
 from kv_cache.schedule.autoscale.capacity_mode import CapacityMode
 from kv_cache.schedule.autoscale.qos_mode import QosMode
-from kv_cache.schedule.autoscale.rules import (
-    Action,
-    AutoscaleRules,
-    Decision,
-    Order,
-    ScaleMode,
-)
+from kv_cache.schedule.autoscale.rules import Action, AutoscaleRules, Decision, Order, ScaleMode
 from kv_cache.schedule.autoscale.window_pool import WindowPool, ended
 
 _LONGEST_COOLDOWN = 20

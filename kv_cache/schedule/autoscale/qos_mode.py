@@ -13,16 +13,8 @@ from math import inf
 from typing import Any
 
 from kv_cache.core.kinds import Qos
-from kv_cache.schedule.autoscale.rules import (
-    AutoscaleRules,
-    Order,
-)
-from kv_cache.schedule.autoscale.window_pool import (
-    SURE,
-    VERY_SURE,
-    OverShare,
-    WindowPool,
-)
+from kv_cache.schedule.autoscale.rules import AutoscaleRules, Order
+from kv_cache.schedule.autoscale.window_pool import SURE, VERY_SURE, OverShare, WindowPool
 
 _SOON = 1.0  # where a wrong answer is soon found out
 _TOLERANCE = 0.05

@@ -48,14 +48,7 @@ from kv_cache.workload.formats.ids import SeenIds
 from kv_cache.workload.formats.json_items import Cursor, further_items, items, key_paths
 from kv_cache.workload.formats.jsonlines import hash_ids, read_object, read_value
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.values import (
-    array,
-    identifier,
-    number,
-    shown,
-    time_ns,
-    tokens,
-)
+from kv_cache.workload.formats.values import array, identifier, number, shown, time_ns, tokens
 
 DEFAULT_BLOCK_TOKENS = 64
 SCOPES = ("local", "per_context", "global")

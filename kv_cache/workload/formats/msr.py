@@ -10,13 +10,7 @@ from collections.abc import Iterator
 
 from kv_cache.workload.formats.base import MAX_TIME_NS, RowError
 from kv_cache.workload.formats.io_accesses import MAX_OFFSET, extent_access
-from kv_cache.workload.formats.line_formats import (
-    Line,
-    LineFormat,
-    LineReader,
-    first_text,
-    split,
-)
+from kv_cache.workload.formats.line_formats import Line, LineFormat, LineReader, first_text, split
 from kv_cache.workload.formats.values import digits, object_bytes, shown
 
 COLUMNS = ("Timestamp", "Hostname", "DiskNumber", "Type", "Offset", "Size", "ResponseTime")

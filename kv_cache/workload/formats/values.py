@@ -8,13 +8,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from kv_cache.workload.formats.base import (
-    MAX_ID_CHARS,
-    MAX_TIME_NS,
-    MAX_TOKENS,
-    RowError,
-    TimeUnit,
-)
+from kv_cache.workload.formats.base import MAX_ID_CHARS, MAX_TIME_NS, MAX_TOKENS, RowError, TimeUnit
 
 MAX_OBJECT_BYTES = 1 << 50
 MAX_INTEGER = 2**63 - 1
