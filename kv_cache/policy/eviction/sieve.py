@@ -8,6 +8,7 @@ hand is back at the oldest. It passes a copy without a mark that is not evicted 
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 
 from kv_cache.policy.eviction.base import HoldsCopies, Item
 
@@ -39,19 +40,12 @@ class Sieve(HoldsCopies):
     def victims(self) -> Iterator[int]:
         marked = self._marked
         spared = []
-        for copy_id in self._ahead:
+        for copy_id in chain(self._ahead, self._passed):
             if marked[copy_id]:
                 spared.append(copy_id)
             else:
                 yield copy_id
-        again = []
-        for copy_id in self._passed:
-            if marked[copy_id]:
-                again.append(copy_id)
-            else:
-                yield copy_id
         yield from spared
-        yield from again
 
     def _pass(self, copy_id: int) -> bool:
         """Move the hand by one, unless it stands at `copy_id` and that may be evicted."""
