@@ -13,7 +13,6 @@ from types import MappingProxyType
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.canonical import Header, header_line, row_line
-from kv_cache.workload.samples.draws import heavy
 from kv_cache.workload.samples.hashed_traces import mooncake_lines, qwen_lines
 from kv_cache.workload.samples.io_traces import (
     blkparse_lines,
@@ -31,17 +30,6 @@ from kv_cache.workload.samples.token_traces import (
     burstgpt_lines,
     splitwise_lines,
 )
-
-__all__ = [
-    "SAMPLES",
-    "SAMPLE_ROWS",
-    "SAMPLE_SEED",
-    "Sample",
-    "burstgpt_lines",
-    "heavy",
-    "mooncake_lines",
-    "sample_bytes",
-]
 
 SAMPLE_SEED = 20
 SAMPLE_ROWS = 400

@@ -31,9 +31,8 @@ class _Talk:
 class _Chats:
     """Conversations that go on or begin."""
 
-    def __init__(self, rng: Random, turn_share: float) -> None:
+    def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._turn_share = turn_share
         self._open: list[_Talk] = []
         self._new_ids = NewIds(1)
 
@@ -47,7 +46,7 @@ class _Chats:
         return session.tokens, session.answer, session.ids
 
     def _continued(self, now_ms: int) -> _Talk | None:
-        if not self._open or self._rng.random() >= self._turn_share:
+        if not self._open or self._rng.random() >= 0.45:
             return None
         place = int(self._rng.random() * len(self._open))
         session = self._open[place]
@@ -68,13 +67,10 @@ class _Chats:
         return session
 
 
-def mooncake_lines(seed: Seed, rows: int, *, turn_share: float = 0.45) -> Iterator[str]:
-    """Yield Mooncake's JSON lines without line ends: 5 to 14 requests in each step of time.
-
-    `turn_share` is the chance that a request is the next turn of an open session.
-    """
+def mooncake_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield Mooncake's JSON lines without line ends: 5 to 14 requests in each step of time."""
     rng = seed.rng()
-    chats = _Chats(rng, turn_share)
+    chats = _Chats(rng)
     timestamp = left = 0
     for row in range(rows):
         if left == 0:
