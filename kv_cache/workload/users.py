@@ -258,6 +258,7 @@ class SyntheticUsers:
         yield from answered_at_once(SyntheticUsers(replace(self._config, closed=False), self._seed))
 
     def describe(self) -> Mapping[str, Any]:
+        classes = Counter(user.qos for user in self._users)
         return {
             "source": "synthetic-users",
             "users": self._config.num_users,
@@ -268,12 +269,8 @@ class SyntheticUsers:
                 {"of": name, **law} for name, law in self._config.lengths.as_config().items()
             ],
             **({} if self._config.prompts is None else self._config.prompts.describe()),
-            **self._classes(),
+            **{f"{qos}_users": classes[qos] for qos in Qos},
         }
-
-    def _classes(self) -> dict[str, int]:
-        users = Counter(user.qos for user in self._users)
-        return {f"{qos}_users": users[qos] for qos in Qos}
 
     def _schedule(self, user: _User, from_ns: int) -> None:
         if self._quota is not None and not self._quota.take(user.name):

@@ -19,7 +19,6 @@ from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.time_units import TracePace, UnitChoice, chosen_unit
 from kv_cache.workload.formats.trace_files import WAY_OUT, BadRow, Tally, Trace
 
-_HASH_STEP_BYTES = 1 << 20
 _PROGRESS_ROWS = 4096
 
 
@@ -178,8 +177,7 @@ def _sha256(files: tuple[Path, ...]) -> str:
     for path in files:
         try:
             with path.open("rb") as stream:
-                while part := stream.read(_HASH_STEP_BYTES):
-                    digest.update(part)
+                hashlib.file_digest(stream, lambda: digest)
         except OSError as problem:
             raise TraceError(f"{path}: cannot be read: {problem}") from None
     return digest.hexdigest()
