@@ -40,6 +40,7 @@ from kv_cache.workload.formats.values import (
     array,
     integer,
     mapping,
+    misfit,
     number,
     shown,
     text,
@@ -124,13 +125,11 @@ class LmCache(LineFormat):
 def _check_header(line: str) -> bool:
     header = read_object(line, ("magic", "format_version", "level"))
     if header["magic"] != MAGIC.hex():
-        raise RowError(f"expected the magic {MAGIC.decode()}, found {shown(header['magic'])}")
+        raise misfit(f"the magic {MAGIC.decode()}", header["magic"])
     if header["format_version"] != VERSION:
-        raise RowError(
-            f"expected format version {VERSION}, found {shown(header['format_version'])}"
-        )
+        raise misfit(f"format version {VERSION}", header["format_version"])
     if header["level"] != LEVEL:
-        raise RowError(f"expected a trace of level {LEVEL!r}, found {shown(header['level'])}")
+        raise misfit(f"a trace of level {LEVEL!r}", header["level"])
     return True
 
 
@@ -168,10 +167,10 @@ class _Key:
     def __init__(self, value: object) -> None:
         key = _unwrapped(value)
         if not isinstance(key, dict):
-            raise RowError(f"keys: expected object keys, found {shown(value)}")
+            raise misfit("object keys", value, "keys")
         model, chunk = text("model_name", key.get("model_name")), key.get("chunk_hash")
         if not isinstance(chunk, str | int) or isinstance(chunk, bool):
-            raise RowError(f"chunk_hash: expected a hash, found {shown(chunk)}")
+            raise misfit("a hash", chunk, "chunk_hash")
         rank = integer("kv_rank", key.get("kv_rank"))
         group = integer("object_group_id", key.get("object_group_id", 0))
         salt = text("cache_salt", key.get("cache_salt", ""))
@@ -223,7 +222,7 @@ def _layout_bytes(value: object) -> int:
     for shape, dtype in zip(shapes, dtypes, strict=True):
         name = _unwrapped(dtype)
         if not isinstance(name, str) or name not in _DTYPE_BYTES:
-            raise RowError(f"dtypes: expected PyTorch's names, found {shown(dtype)}")
+            raise misfit("PyTorch's names", dtype, "dtypes")
         sides = [integer("shape", side) for side in _array("shape", shape)]
         total += math.prod(sides) * _DTYPE_BYTES[name]
     if not 0 < total <= MAX_OBJECT_BYTES:
