@@ -103,11 +103,8 @@ class SloEstimate:
         tail, allowed = (1 - confidence) / 2, self.slo.allowed_share
         if share_at_most(over, ended, allowed) <= tail:
             return ProbeStatus.INSIDE
-        return (
-            ProbeStatus.OUTSIDE
-            if share_at_least(over, ended, allowed) <= tail / of
-            else ProbeStatus.OPEN
-        )
+        outside = share_at_least(over, ended, allowed) <= tail / of
+        return ProbeStatus.OUTSIDE if outside else ProbeStatus.OPEN
 
     @property
     def excess(self) -> float:
@@ -133,11 +130,8 @@ class Judged:
     def leaning(self) -> ProbeStatus:
         """Status by the shares alone, never open. A class of which nothing ended shows nothing
         kept."""
-        return (
-            ProbeStatus.INSIDE
-            if all(estimate.kept for estimate in self.estimates)
-            else ProbeStatus.OUTSIDE
-        )
+        kept = all(estimate.kept for estimate in self.estimates)
+        return ProbeStatus.INSIDE if kept else ProbeStatus.OUTSIDE
 
 
 def judge(slos: Sequence[Slo], batches: Sequence[Batch], *, longest: int) -> Judged:

@@ -106,9 +106,8 @@ class GreedyDual(HoldsCopies):
             if at >= 0:
                 _add_entries(edge, heap, at)
                 link = link.after
-                if (
-                    not isinstance(link, Held) or link.turn != turn
-                ):  # it has moved up since, or the line is empty
+                # It has moved up since, or the line is empty.
+                if not isinstance(link, Held) or link.turn != turn:
                     _add_copy(edge, link)
                     continue
             yield cast(Held, link).copy_id

@@ -239,10 +239,8 @@ class _Reader:
         prompt = tokens("in", number("in", fields.get("in")), 0)
         output = tokens("out", number("out", fields.get("out")), 0)
         ids = hash_ids([] if fields.get("hash_ids") is None else fields["hash_ids"], least=0)
-        api_ns, stated_think_ns = (
-            _optional_ns(fields, "api_time"),
-            _optional_ns(fields, "think_time"),
-        )
+        api_ns = _optional_ns(fields, "api_time")
+        stated_think_ns = _optional_ns(fields, "think_time")
         model = fields.get("model")
         model = None if model is None else identifier("model", model)
         if not prompt or not ids:
