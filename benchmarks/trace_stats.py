@@ -28,7 +28,7 @@ from benchmarks.figures import Figure, table
 from kv_cache.cli import main as program
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB
-from kv_cache.workload.samples import burstgpt_lines
+from kv_cache.workload.samples.token_traces import burstgpt_lines
 
 ROWS = 100_000
 TIMES = 10

@@ -31,7 +31,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "kv_cache.policy.eviction": (
         "arc", "base", "chain", "clock", "cost_aware", "counts", "fifo", "gdsf", "ghosts",
         "greedy_dual", "histories", "importance", "leaf_first", "learned", "lfu", "lru", "numbers",
-        "ranked", "regret_aware", "s3fifo", "sieve", "sliding_window", "windowed",
+        "regret_aware", "s3fifo", "sieve", "sliding_window", "windowed",
     ),
     "kv_cache.lab": ("chance", "seam"),
 }  # fmt: skip

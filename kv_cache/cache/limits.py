@@ -33,28 +33,26 @@ class CacheRules:
 class TierLimits:
     """The limits of all tiers, the fastest first, beside what their ledgers have."""
 
-    def __init__(
-        self, specs: Sequence[TierSpec], rules: CacheRules, ledgers: Sequence[Ledger]
-    ) -> None:
-        self._specs, self._ledgers = tuple(specs), tuple(ledgers)
+    def __init__(self, rules: CacheRules, ledgers: Sequence[Ledger]) -> None:
+        self._ledgers = tuple(ledgers)
         self.rules = rules
-        self.last = len(self._specs) - 1
+        self.last = len(self._ledgers) - 1
 
     def fits(self, index: int, nbytes: int) -> bool:
         """Return whether an object may live in a tier at all, were it empty."""
-        capacity = self._specs[index].capacity_bytes
+        capacity = self._ledgers[index].capacity
         if capacity is None:
             return True
         share = 1.0 if index == self.last else self.rules.large_entry_limit_ratio
         return nbytes <= capacity * share - self._ledgers[index].stranded
 
     def fits_somewhere(self, nbytes: int) -> bool:
-        return any(self.fits(index, nbytes) for index in range(len(self._specs)))
+        return any(self.fits(index, nbytes) for index in range(len(self._ledgers)))
 
     def limit(self, index: int, largest: int) -> int | None:
         """Return how full a tier may be made: a single large object may use more than the
         target."""
-        capacity = self._specs[index].capacity_bytes
+        capacity = self._ledgers[index].capacity
         if capacity is None or index == self.last:
             return capacity
         return max(int(capacity * self.rules.target_usage_ratio), largest)

@@ -53,7 +53,7 @@ class CacheManager:
         self.signals = signals
         self.ledgers = tuple(Ledger(spec.capacity_bytes) for spec in tiers)
         self.admission_gate = AdmissionGate(admission or [None] * len(self.specs))
-        self._limits = TierLimits(tiers, rules, self.ledgers)
+        self._limits = TierLimits(rules, self.ledgers)
         self._policies = tuple(eviction(self._limits.limit(i, 0)) for i in range(len(tiers)))
         self._copies = Copies([spec.tier for spec in tiers])
         self._room = RoomPlanner(self._limits, self._copies, self._policies, self.admission_gate)
@@ -193,9 +193,7 @@ class CacheManager:
             fitting = [b for b in todo if self._limits.fits(index, stored_bytes(b))]
             if self.admission_gate.guarded(index):
                 fitting = self._room.admitted(index, fitting, positions, answers)
-            planned = self._room.plan_most(
-                index, [b.key for b in fitting], [stored_bytes(b) for b in fitting]
-            )
+            planned = self._room.plan_most(index, [(b.key, stored_bytes(b)) for b in fitting])
             if planned is None:
                 continue
             draft, count = planned
@@ -247,9 +245,7 @@ class CacheManager:
                     break
                 series.append(ref)
                 keys.add(ref.key)
-            planned = self._room.plan_most(
-                index, [ref.key for ref in series], [ref.nbytes for ref in series]
-            )
+            planned = self._room.plan_most(index, [(ref.key, ref.nbytes) for ref in series])
             if planned is None:
                 continue
             draft, count = planned
@@ -275,7 +271,7 @@ class CacheManager:
             fits = self._limits.fits(index, nbytes)
             if not fits or not self._room.admits(index, self._room.candidate(source), answers):
                 continue
-            planned = self._room.plan_most(index, [key], [nbytes])
+            planned = self._room.plan_most(index, [(key, nbytes)])
             if planned is None:
                 continue
             self.admission_gate.settle(answers, key, into=index)
@@ -305,7 +301,7 @@ class CacheManager:
                 continue
             wanted.append(copy)
         refs = [copy.ref for copy in wanted]
-        planned = self._room.plan_most(last, [r.key for r in refs], [r.nbytes for r in refs])
+        planned = self._room.plan_most(last, [(ref.key, ref.nbytes) for ref in refs])
         if planned is None:
             for copy in wanted:
                 self.not_backed_up.add(copy.ref.nbytes)

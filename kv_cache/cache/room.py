@@ -99,12 +99,11 @@ class RoomPlanner:
 
     # --- what leaves -------------------------------------------------------------------------
 
-    def plan_most(
-        self, index: int, keys: Sequence[Key], sizes: Sequence[int]
-    ) -> tuple[Draft, int] | None:
-        """Return a draft for the longest of the prefixes n, n/2, n/4 … of what is to come that has
-        one, and how many that are."""
-        self._expect(index, keys)
+    def plan_most(self, index: int, coming: Sequence[tuple[Key, int]]) -> tuple[Draft, int] | None:
+        """Return a draft for the longest of the prefixes n, n/2, n/4 … of the keys and sizes that
+        are to come that has one, and how many that are."""
+        self._expect(index, (key for key, _ in coming))
+        sizes = [nbytes for _, nbytes in coming]
         count = len(sizes)
         while count:
             draft = Draft()

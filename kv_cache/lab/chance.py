@@ -7,14 +7,15 @@ The same seed and the same calls give the same order. O(1) a call.
 from collections.abc import Iterator
 
 from kv_cache.core.seed import Seed
-from kv_cache.policy.eviction import Eviction, Item
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 
 
-class AtRandom(Eviction):
+class AtRandom(HoldsCopies):
     def __init__(self, seed: Seed) -> None:
         self._chance = seed.rng().random
         self._copies: list[int] = []
         self._at: dict[int, int] = {}
+        super().__init__(self._at)
 
     def insert(self, item: Item) -> None:
         self._at[item.copy_id] = len(self._copies)
@@ -38,9 +39,3 @@ class AtRandom(Eviction):
             chosen = swapped.get(at, at)
             swapped[at] = swapped.get(left - 1, left - 1)
             yield self._copies[chosen]
-
-    def __len__(self) -> int:
-        return len(self._copies)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._at

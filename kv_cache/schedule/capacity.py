@@ -11,7 +11,7 @@ At last, probes that are left bring the ends of the answer's interval near, as a
 that passed and failed narrowly says little with confidence.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil, floor, inf, isfinite, log, sqrt
@@ -63,12 +63,6 @@ class SearchRules:
                 f"{self.most_probes} probes cannot hold {self.confirmations} at the answer; use at "
                 "least 1 of these, and as many probes"
             )
-        if not 0.001 <= self.resolution <= 0.5:
-            raise ConfigError(
-                f"a resolution of {self.resolution:g} is not in 0.001 to 0.5; use 0.03 for 3 %"
-            )
-        if not 0.5 <= self.confidence < 1:
-            raise ConfigError(f"a confidence of {self.confidence:g} is not in 0.5 to 1; use 0.95")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +154,11 @@ class _Tried:
 
     @property
     def tightest(self) -> SloEstimate | None:
-        estimates = self.estimates
-        return (
-            max(estimates, key=lambda estimate: (estimate.share is None, estimate.excess))
-            if estimates
-            else None
+        """The SLO that is missed, or nearest to it; None where the client was always the limit."""
+        return max(
+            self.estimates,
+            key=lambda estimate: (estimate.share is None, estimate.excess),
+            default=None,
         )
 
     @property
@@ -327,19 +321,21 @@ class CapacitySearch:
     def _was_lucky(self, below: _Tried) -> bool:
         """Return whether a load passed once, with more load than an overloaded device serves: what
         is above it is not worth a probe before it has passed again."""
-        step = self._rules.resolution
-        overloaded = [t.served for t in self._tried.values() if t.served * (1 + 4 * step) < t.load]
-        return len(below.verdicts) == 1 and below.load > min(overloaded, default=inf) * (1 + step)
+        served = self._least_served
+        return len(below.verdicts) == 1 and below.load > served * (1 + self._rules.resolution)
+
+    @property
+    def _least_served(self) -> float:
+        """The least that an overloaded device has served; endless if there was none."""
+        step, tried = self._rules.resolution, self._tried.values()
+        return min((t.served for t in tried if t.served * (1 + 4 * step) < t.load), default=inf)
 
     def _near_what_was_served(self, low: float, high: float) -> float | None:
         """Return a load near what an overloaded device serves, which is near its capacity, once a
         probe with as much load has passed: a little more before anything far above it, or a little
         less if that probe had been lucky."""
-        step = self._rules.resolution
-        tried = self._tried.values()
-        overloaded = [t.served for t in tried if t.served * (1 + 4 * step) < t.load]
-        served = min(overloaded, default=0.0)
-        as_much = [t for t in tried if t.load >= served * (1 - 2 * step)]
+        step, served = self._rules.resolution, self._least_served
+        as_much = [t for t in self._tried.values() if t.load >= served * (1 - 2 * step)]
         if not served or not any(v.inside for t in as_much for v in t.verdicts):
             return None
         more = low >= served * (1 - 2 * step)
@@ -360,11 +356,9 @@ class CapacitySearch:
         long."""
         excess = above.excess
         if excess is None or load < above.load:
-            return max(-log(estimate.slo.allowed_share) for estimate in self._looks())
+            looks = self.steps[0].verdict.judged.estimates
+            return max(-log(estimate.slo.allowed_share) for estimate in looks)
         return excess
-
-    def _looks(self) -> Iterable[SloEstimate]:
-        return self.steps[0].verdict.judged.estimates
 
     def _within(self, load: float, low: float, high: float, edge: float = _EDGE) -> float:
         kept = self._rounded(min(max(load, low + edge * (high - low)), high - edge * (high - low)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kv_cache.core.kinds import Phase
-from kv_cache.metrics.window import SaturationLevel, Series, Window
+from kv_cache.metrics.window import Series, Window
 from kv_cache.schedule.autoscale.autoscaler import Autoscaler
 from kv_cache.schedule.autoscale.rules import Decision
 from kv_cache.schedule.saturation import Saturation
@@ -44,8 +44,7 @@ class Control:
     def see(self, window: Window, *, last: bool = False) -> Orders:
         """Follow the next window. Nothing is decided on the `last` one: there is none left to carry
         it out in."""
-        state = self.saturation.see(window)
-        level = SaturationLevel(state.level, state.by, state.saturated)
+        level = self.saturation.see(window)
         window = replace(window, saturation=level)
         self.series.add(window)
         self.latest = window
@@ -54,7 +53,7 @@ class Control:
         stop = self.watch(window)
         if last:
             return Orders()
-        decision = None if self.autoscaler is None else self.autoscaler.see(window, state)
+        decision = None if self.autoscaler is None else self.autoscaler.see(window, level)
         if decision is None:
             return Orders(stop=stop)
         self.decisions.append(decision)

@@ -103,11 +103,8 @@ class SloEstimate:
         tail, allowed = (1 - confidence) / 2, self.slo.allowed_share
         if share_at_most(over, ended, allowed) <= tail:
             return ProbeStatus.INSIDE
-        return (
-            ProbeStatus.OUTSIDE
-            if share_at_least(over, ended, allowed) <= tail / of
-            else ProbeStatus.OPEN
-        )
+        outside = share_at_least(over, ended, allowed) <= tail / of
+        return ProbeStatus.OUTSIDE if outside else ProbeStatus.OPEN
 
     @property
     def excess(self) -> float:
@@ -133,35 +130,20 @@ class Judged:
     def leaning(self) -> ProbeStatus:
         """Status by the shares alone, never open. A class of which nothing ended shows nothing
         kept."""
-        return (
-            ProbeStatus.INSIDE
-            if all(estimate.kept for estimate in self.estimates)
-            else ProbeStatus.OUTSIDE
-        )
-
-    @property
-    def tightest(self) -> SloEstimate:
-        """The SLO that is missed, or nearest to it."""
-        return max(self.estimates, key=lambda estimate: (estimate.share is None, estimate.excess))
+        kept = all(estimate.kept for estimate in self.estimates)
+        return ProbeStatus.INSIDE if kept else ProbeStatus.OUTSIDE
 
 
-def judge(
-    slos: Sequence[Slo],
-    batches: Sequence[Batch],
-    *,
-    longest: int,
-    confidence: float = CONFIDENCE,
-) -> Judged:
+def judge(slos: Sequence[Slo], batches: Sequence[Batch], *, longest: int) -> Judged:
     """Judge a probe that lasts for `longest` batches unless it is sure before. It may be called
-    after each batch: all looks together are wrong in no more than 1 - confidence of probes."""
+    after each batch: all looks together are wrong in no more than 1 - `CONFIDENCE` of probes."""
     if not slos:
         raise ValueError("a probe without an SLO cannot be judged")
     estimates = tuple(_estimate(p, [batch[i] for batch in batches]) for i, p in enumerate(slos))
     status = ProbeStatus.OPEN
     if len(batches) >= LEAST_BATCHES:
-        status = together(
-            estimates, strictness(confidence, len(batches), max(longest, len(batches)))
-        )
+        looks = max(longest, len(batches))
+        status = together(estimates, strictness(CONFIDENCE, len(batches), looks))
     return Judged(estimates=estimates, status=status, batches=len(batches))
 
 

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_MS
-from kv_cache.metrics.window import Window
+from kv_cache.metrics.window import SaturationLevel, Window
 
 READS, WRITES, QUEUE = "read_latency_p95", "write_latency_p95", "queue_depth"
 """The signals: device p95 of storage reads and of storage writes, and requests that wait."""
@@ -39,23 +38,6 @@ class SaturationRules:
                 "every limit and the history of saturation_detection must be above 0; leave out "
                 "the key to have its default"
             )
-        if not 0 < self.release_level <= 1:
-            raise ConfigError(
-                f"the release level of saturation is {self.release_level:g}, but must be above 0 "
-                "and at most 1, where saturation begins"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaturationState:
-    """`by` is the signal that the level is of; None where the level is 0."""
-
-    level: float
-    by: str | None
-    saturated: bool
-
-
-IDLE = SaturationState(level=0.0, by=None, saturated=False)
 
 
 class Saturation:
@@ -71,7 +53,7 @@ class Saturation:
         self._latest: deque[dict[str, float | None]] = deque(maxlen=rules.history_windows)
         self._saturated = False
 
-    def see(self, window: Window) -> SaturationState:
+    def see(self, window: Window) -> SaturationLevel:
         self._latest.append(_signals(window))
         pressures = {
             signal: measured / limit
@@ -82,7 +64,7 @@ class Saturation:
         level = pressures[by]
         threshold = self._rules.release_level if self._saturated else 1
         self._saturated = level >= threshold
-        return SaturationState(level=level, by=by if level else None, saturated=self._saturated)
+        return SaturationLevel(level=level, by=by if level else None, saturated=self._saturated)
 
     def reset(self) -> None:
         """The load was changed: what was seen until now speaks of another."""
@@ -108,8 +90,3 @@ def storage_rank95_ns(window: Window, kind: OpKind) -> float | None:
 def _median(values: Iterable[float | None]) -> float | None:
     seen = [value for value in values if value is not None]
     return median(seen) if seen else None
-
-
-def saturation_row(state: SaturationState) -> dict[str, Any]:
-    """Return a state as results have it."""
-    return {"level": state.level, "by": state.by, "saturated": state.saturated}

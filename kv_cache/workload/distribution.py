@@ -41,16 +41,15 @@ class Spread:
     quantiles: Sequence[float]
 
 
-def spread(values: Ints, counts: Ints, unit: float = 1) -> Spread | None:
-    """Return the spread of `values` (rising, each once) that were seen `counts` times, in units of
-    `unit`; None for no value."""
-    count = int(counts.sum())
-    if not count:
+def spread(values: Ints, counts: Ints) -> Spread | None:
+    """Return the spread of `values` (rising, each once) that were seen `counts` times; None for no
+    value."""
+    if not counts.any():
         return None
-    return _spread(values, counts, int((values * counts).sum()), unit)
+    return _spread(values, counts, int((values * counts).sum()))
 
 
-def _spread(values: Ints, counts: Ints, total: int, unit: float) -> Spread:
+def _spread(values: Ints, counts: Ints, total: int, unit: float = 1) -> Spread:
     below = np.cumsum(counts)
     count = int(below[-1])
 
@@ -71,10 +70,10 @@ def _spread(values: Ints, counts: Ints, total: int, unit: float) -> Spread:
     )
 
 
-def spread_of(counter: Mapping[int, int], unit: float = 1) -> Spread | None:
+def spread_of(counter: Mapping[int, int]) -> Spread | None:
     """Return the spread of values counted one by one."""
     pairs = np.array(sorted(counter.items()), np.int64).reshape(-1, 2)
-    return spread(pairs[:, 0], pairs[:, 1], unit)
+    return spread(pairs[:, 0], pairs[:, 1])
 
 
 class Times:

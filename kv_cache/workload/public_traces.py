@@ -7,6 +7,7 @@ with "(counted)" what users of a file have counted; otherwise "not known" or "no
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 UNKNOWN = "not known"
 UNPUBLISHED = "not published"
@@ -37,107 +38,86 @@ class PublicTrace:
     sha256: str = UNPUBLISHED
 
 
+_mooncake = partial(PublicTrace, format="mooncake", licence="Apache-2.0")
+_qwen = partial(PublicTrace, format="qwen", licence="Apache-2.0")
+_burstgpt = partial(PublicTrace, format="burstgpt", licence="CC-BY-4.0")
+_azure = partial(PublicTrace, format="azure", licence="CC-BY-4.0")
+
 PUBLIC_TRACES = (
-    PublicTrace(
+    _mooncake(
         name="Mooncake, conversation (FAST'25)",
-        format="mooncake",
-        licence="Apache-2.0",
         size="3,029,533 bytes",
         rows="12,031",
         fetch=f"{_MOONCAKE}/conversation_trace.jsonl",
     ),
-    PublicTrace(
+    _mooncake(
         name="Mooncake, tool and agent (FAST'25)",
-        format="mooncake",
-        licence="Apache-2.0",
         size="4.4 MB",
         rows="23,608",
         fetch=f"{_MOONCAKE}/toolagent_trace.jsonl",
     ),
-    PublicTrace(
+    _mooncake(
         name="Mooncake, synthetic (FAST'25)",
-        format="mooncake",
-        licence="Apache-2.0",
         size="1,136,313 bytes",
         rows="3,993",
         fetch=f"{_MOONCAKE}/synthetic_trace.jsonl",
     ),
-    PublicTrace(
+    _qwen(
         name="Qwen-Bailian, coder (ATC'25)",
-        format="qwen",
-        licence="Apache-2.0",
         size="132,054,902 bytes",
         sha256="3d74974cebb7bccb69b1ca6ea210a44d9a3033443c0271ed015327284dea1aff",
         fetch=f"{_QWEN}/qwen_coder_blksz_16.jsonl",
     ),
-    PublicTrace(
+    _qwen(
         name="Qwen-Bailian, thinking (ATC'25)",
-        format="qwen",
-        licence="Apache-2.0",
         size="27,901,454 bytes",
         sha256="41ac36d9d1b54d084eeb6b05e9d142ba9d02f8bf79cfc9fff418d8ab7cdee906",
         fetch=f"{_QWEN}/qwen_thinking_blksz_16.jsonl",
     ),
-    PublicTrace(
+    _qwen(
         name="Qwen-Bailian, A to customers and B to businesses (ATC'25)",
-        format="qwen",
-        licence="Apache-2.0",
         fetch="git clone https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon",
     ),
-    PublicTrace(
+    _burstgpt(
         name="BurstGPT, first two months",
-        format="burstgpt",
-        licence="CC-BY-4.0",
         size="52,283,111 bytes",
         rows="1,429.7 thousand",
         sha256="4bb3783693d0a435686fbfc885615d2349bd067239079fa4b749f2e679e12122",
         fetch=f"{_BURST}/BurstGPT_1.csv",
     ),
-    PublicTrace(
+    _burstgpt(
         name="BurstGPT, second two months",
-        format="burstgpt",
-        licence="CC-BY-4.0",
         size="144,819,209 bytes",
         rows="3,858.4 thousand",
         sha256="44bf5942b03fca42c01a226a545ad3a750ec62688faecd67b6831c56a8928bf7",
         fetch=f"{_BURST}/BurstGPT_2.csv",
     ),
-    PublicTrace(
+    _burstgpt(
         name="BurstGPT, 110 further days with sessions",
-        format="burstgpt",
-        licence="CC-BY-4.0",
         size="about 220 MB",
         rows="5,344.0 thousand",
         fetch=f"{_BURST}/BurstGPT_3.csv",
     ),
-    PublicTrace(
+    _azure(
         name="Azure LLM inference 2023, code",
-        format="azure",
-        licence="CC-BY-4.0",
         size="320,117 bytes",
         rows="8,819",
         fetch=f"{_AZURE}/AzureLLMInferenceTrace_code.csv",
     ),
-    PublicTrace(
+    _azure(
         name="Azure LLM inference 2023, conversation",
-        format="azure",
-        licence="CC-BY-4.0",
         size="719,188 bytes",
         rows="19,366",
         fetch=f"{_AZURE}/AzureLLMInferenceTrace_conv.csv",
     ),
-    PublicTrace(
+    _azure(
         name="Azure LLM inference 2024, one week, code",
-        format="azure",
-        licence="CC-BY-4.0",
         size="about 660 MB",
         rows="16,803,695 (counted)",
         fetch=f"{_AZURE_2024}/AzureLLMInferenceTrace_code_1week.csv",
     ),
-    PublicTrace(
+    _azure(
         name="Azure LLM inference 2024, one week, conversation",
-        format="azure",
-        licence="CC-BY-4.0",
         size="about 1.1 GB",
         fetch=f"{_AZURE_2024}/AzureLLMInferenceTrace_conv_1week.csv",
     ),

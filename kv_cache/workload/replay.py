@@ -10,13 +10,14 @@ Only rows that wait are held in memory: for their instant behind others, or for 
 """
 
 import heapq
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
+from kv_cache.workload.formats.ids import Recent
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.quota import Counts, one
 from kv_cache.workload.row_requests import RowRequests, RowRequestsConfig, shorter
@@ -27,25 +28,21 @@ MOST_ANSWERS = 100_000  # whose instants are remembered for rows that think afte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig:
+class TimeScale:
     """Gaps are divided by `speedup` (0 = as fast as served), those between the beginnings of
     sessions by `arrival_scale` too: that many times as many begin in a second, and each is as it
-    was. `cycles` 0 = until something else ends the run."""
+    was."""
 
-    requests: RowRequestsConfig
     speedup: float = 1.0
     arrival_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayConfig(TimeScale):
+    """`cycles` 0 = until something else ends the run."""
+
+    requests: RowRequestsConfig
     cycles: int = 0
-
-
-class Scaled(Protocol):
-    """How gaps are changed, as in `ReplayConfig`."""
-
-    @property
-    def speedup(self) -> float: ...
-
-    @property
-    def arrival_scale(self) -> float: ...
 
 
 class Due(NamedTuple):
@@ -56,37 +53,26 @@ class Due(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    """One request that was read; `after` are the ordinals whose answers it waits for."""
+class Waiting:
+    """A row that was read, and when it is due; `after` are the ordinals whose answers it waits
+    for."""
 
-    request: Request
+    ordinal: int
+    due_ns: int
     think_ns: int
     names: tuple[str, ...]
-    after: set[int] = field(default_factory=set)
-
-    @property
-    def ordinal(self) -> int:
-        return self.request.request_id
+    after: set[int] = field(default_factory=set, init=False)
 
     def delay(self, until_ns: int) -> None:
-        if until_ns > self.request.intended_ns:
-            self.request = replace(self.request, intended_ns=until_ns)
+        self.due_ns = max(self.due_ns, until_ns)
 
 
-class Waits(Protocol):
-    """One request that was read; `after` are the ordinals whose answers it waits for."""
-
-    think_ns: int
-    names: tuple[str, ...]
-    after: set[int]
-
-    @property
-    def ordinal(self) -> int: ...
-
-    def delay(self, until_ns: int) -> None: ...
+@dataclass(slots=True, eq=False)
+class _WaitingRequest(Waiting):
+    request: Request
 
 
-W = TypeVar("W", bound=Waits)
+W = TypeVar("W", bound=Waiting)
 
 
 class AwaitedAnswers(Generic[W]):
@@ -94,7 +80,7 @@ class AwaitedAnswers(Generic[W]):
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}  # name -> ordinal of the last with it, until answered
-        self._answers: OrderedDict[str, int] = OrderedDict()  # name -> when
+        self._answers: Recent[int] = Recent(MOST_ANSWERS)  # name -> when
         self._waiters: dict[int, list[W]] = {}
         self.held = 0
 
@@ -103,8 +89,8 @@ class AwaitedAnswers(Generic[W]):
         for name in after:
             if name in self._open:
                 entry.after.add(self._open[name])
-            elif name in self._answers:
-                entry.delay(self._answers[name] + entry.think_ns)
+            elif (answered_ns := self._answers.get(name)) is not None:
+                entry.delay(answered_ns + entry.think_ns)
         for ordinal in entry.after:
             self._waiters.setdefault(ordinal, []).append(entry)
         for name in entry.names:
@@ -115,10 +101,7 @@ class AwaitedAnswers(Generic[W]):
     def answered(self, ordinal: int, names: tuple[str, ...], at_ns: int) -> list[W]:
         """Return the requests for which this was the last answer."""
         for name in names:
-            self._answers[name] = at_ns
-            self._answers.move_to_end(name)
-            if len(self._answers) > MOST_ANSWERS:
-                self._answers.popitem(last=False)
+            self._answers.put(name, at_ns)
             if self._open.get(name) == ordinal:
                 del self._open[name]
         free = []
@@ -159,9 +142,9 @@ class TraceReplay:
         self._ended = False
         self._cycles_ended = self._held_back = 0
         self._noted: Counter[str] = Counter()
-        self._ready: list[tuple[int, int, _Waiting]] = []
-        self._awaited: AwaitedAnswers[_Waiting] = AwaitedAnswers()
-        self._unanswered: dict[int, _Waiting] = {}  # by request id
+        self._ready: list[tuple[int, int, _WaitingRequest]] = []
+        self._awaited: AwaitedAnswers[_WaitingRequest] = AwaitedAnswers()
+        self._unanswered: dict[int, _WaitingRequest] = {}  # by request id
         self._advance(0)
 
     @property
@@ -179,7 +162,7 @@ class TraceReplay:
         assert self._ready, "pop without an arrival"
         _, _, entry = heapq.heappop(self._ready)
         request = entry.request
-        intended_ns = now_ns if self.on_demand else request.intended_ns
+        intended_ns = now_ns if self.on_demand else entry.due_ns
         if (request.request_id, request.intended_ns) != (self._popped, intended_ns):
             request = replace(request, request_id=self._popped, intended_ns=intended_ns)
         self._unanswered[self._popped] = entry
@@ -257,17 +240,17 @@ class TraceReplay:
         self._held_back += full and head.due_ns + self._origin_ns < self._ready[0][0]
         return not full
 
-    def _push(self, entry: _Waiting) -> None:
-        heapq.heappush(self._ready, (entry.request.intended_ns, entry.ordinal, entry))
+    def _push(self, entry: _WaitingRequest) -> None:
+        heapq.heappush(self._ready, (entry.due_ns, entry.ordinal, entry))
 
-    def _entry(self, due: Due) -> tuple[_Waiting, tuple[str, ...]]:
+    def _entry(self, due: Due) -> tuple[_WaitingRequest, tuple[str, ...]]:
         row = due.row
         goes_on = self._requests.goes_on(row)
         due_ns = self._origin_ns + due.due_ns
         request = self._requests.request(row, self._read, due_ns, goes_on=goes_on)
         think_ns = shorter(row.think_ns or 0, self._config.speedup)
         names, after = linked(row)
-        return _Waiting(request, think_ns, names), after
+        return _WaitingRequest(self._read, due_ns, think_ns, names, request), after
 
 
 def linked(row: TraceRow) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -280,28 +263,27 @@ def linked(row: TraceRow) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return names, tuple(f"row {name}" for name in row.after)
 
 
-def paced(rows: Iterator[TraceRow], config: Scaled) -> Iterator[Due]:
+def paced(rows: Iterator[TraceRow], config: TimeScale) -> Iterator[Due]:
     """Yield when each row is due. If sessions begin denser than in the trace, the beginnings of the
     last `MOST_ANSWERS` sessions with a row are remembered."""
-    begun: OrderedDict[str, int] = OrderedDict()
+    begun: Recent[int] = Recent(MOST_ANSWERS)
     for row in rows:
         if config.arrival_scale == 1 or row.session is None:
             yield Due(_scaled(row.at_ns, row.at_ns, config), row)
             continue
-        begin_ns = begun.setdefault(row.session, row.at_ns)
-        begun.move_to_end(row.session)
-        if len(begun) > MOST_ANSWERS:
-            begun.popitem(last=False)
+        known_ns = begun.get(row.session)
+        begin_ns = row.at_ns if known_ns is None else known_ns
+        begun.put(row.session, begin_ns)
         yield Due(_scaled(begin_ns, row.at_ns, config), row)
 
 
-def _scaled(begin_ns: int, at_ns: int, config: Scaled) -> int:
+def _scaled(begin_ns: int, at_ns: int, config: TimeScale) -> int:
     """Return when a row at `at_ns` of the trace is due whose session begins there at `begin_ns`."""
     return shorter(begin_ns, config.speedup * config.arrival_scale) + shorter(
         at_ns - begin_ns, config.speedup
     )
 
 
-def earliest_ns(row: TraceRow, config: Scaled) -> int:
+def earliest_ns(row: TraceRow, config: TimeScale) -> int:
     """Return an instant before which no row behind `row` in the trace is due."""
     return shorter(row.at_ns, config.speedup * max(1.0, config.arrival_scale))

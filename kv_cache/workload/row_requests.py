@@ -5,7 +5,7 @@ built for them, and the result says so. Rows with neither are never given sharin
 does not have: each is content of its own, in every cycle anew.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,6 +16,7 @@ from kv_cache.core.kinds import Lookup, Qos
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.workload.conversation import Conversation
+from kv_cache.workload.formats.ids import Recent
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.qos import QosMix
 from kv_cache.workload.sizing import Geometry
@@ -103,7 +104,7 @@ class RowRequests:
         self._cycle = cycle
         self._draws = draws
         self._rng = draws.rng()
-        self._conversations: OrderedDict[str, Conversation] = OrderedDict()
+        self._conversations: Recent[Conversation] = Recent(MOST_CONVERSATIONS)
         self._continuations = Continuations()
         self._counted = Counter() if counted is None else counted
 
@@ -210,15 +211,11 @@ class RowRequests:
         return row.adds if history is History.FORMAT else history is History.ADDED
 
     def _conversation(self, session: str) -> Conversation:
-        known = self._conversations
-        talk = known.get(session)
-        if talk is None:
-            talk = known[session] = Conversation(f"{self._cycle}/{session}")
-            if len(known) > MOST_CONVERSATIONS:
-                silent, _ = known.popitem(last=False)
-                self._continuations.forget(silent)
-                self._counted["forgotten_conversations"] += 1
-        known.move_to_end(session)
+        talk = self._conversations.get(session) or Conversation(f"{self._cycle}/{session}")
+        silent = self._conversations.put(session, talk)
+        if silent is not None:
+            self._continuations.forget(silent)
+            self._counted["forgotten_conversations"] += 1
         return talk
 
     def _alone(self, plain: Request, row: TraceRow, ordinal: int) -> Request:

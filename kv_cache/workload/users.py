@@ -11,7 +11,8 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.kinds import Qos
@@ -57,18 +58,8 @@ class UsersConfig:
     population: Seed | None = None  # of who the users are, if not the seed of what they ask
 
 
-class _Turn(NamedTuple):
-    """One drawn request, and how long the user thinks before it."""
-
-    think_ns: int
-    conversation: str
-    number: int
-    prompt_tokens: int
-    output_tokens: int
-    blocks: tuple[Block, ...]
-    shared: int
-    new_from: int
-    tail_tokens: int
+_Drawn = partial[Request]
+"""A request but for its number and instant."""
 
 
 class _User:
@@ -98,7 +89,8 @@ class _User:
         self._shared = 0
         self._tokens = 0  # of the conversation so far, answers included
 
-    def draw(self) -> _Turn:
+    def draw(self) -> tuple[int, _Drawn]:
+        """Return how long the user thinks before the next request, and that."""
         think_ns, prompt, output = self._numbers()
         if (
             self._ends()
@@ -107,11 +99,8 @@ class _User:
         ):
             self._begin()
         self._turn += 1
-        return (
-            self._stream(think_ns, prompt, output)
-            if self._streams
-            else self._objects(think_ns, prompt, output)
-        )
+        turn = self._stream if self._streams else self._object
+        return think_ns, turn(prompt, output)
 
     def _numbers(self) -> tuple[int, int, int]:
         """Draw think time, prompt and answer of the next request: from the configured laws, else
@@ -133,12 +122,8 @@ class _User:
     def _ends(self) -> bool:
         """Return whether the next request begins a new conversation."""
         ends = self._rng.random() < self._config.end_probability
-        return not self._turn or self._turn >= self._most_turns or (ends and not self._planned)
-
-    @property
-    def _planned(self) -> bool:
-        """Whether a conversation's number of turns was drawn when it began."""
-        return self._config.lengths.turns is not None
+        planned = self._config.lengths.turns is not None  # when the conversation began
+        return not self._turn or self._turn >= self._most_turns or (ends and not planned)
 
     @property
     def _streams(self) -> bool:
@@ -165,18 +150,15 @@ class _User:
         if self._streams or not self._shared:  # what is not stored for others is the user's own
             self._tokens = prompt.tokens
 
-    def _objects(self, think_ns: int, prompt: int, output: int) -> _Turn:
+    def _object(self, prompt: int, output: int) -> _Drawn:
         """Return a turn as one object; the history is the objects of the earlier turns."""
         new_from = len(self._blocks)
         prompt, self._tokens = prompt + self._tokens, 0
         key = content_key("turn", self._conversation, self._turn)
         self._blocks += (self._config.geometry.block(key, prompt),)
-        return _Turn(
-            think_ns, self._conversation, self._turn, prompt, output,
-            self._blocks, self._shared, new_from, 0,
-        )  # fmt: skip
+        return self._request(prompt, output, new_from, 0)
 
-    def _stream(self, think_ns: int, prompt: int, output: int) -> _Turn:
+    def _stream(self, prompt: int, output: int) -> _Drawn:
         """Return a turn as blocks of a token stream: its prompt is the history and what is new."""
         geometry = self._config.geometry
         new_from = len(self._blocks)
@@ -184,10 +166,23 @@ class _User:
         more = total // geometry.block_tokens - new_from
         self._blocks += geometry.stream(("stream", self._conversation), new_from, max(0, more))
         self._tokens = total + output
-        return _Turn(
-            think_ns, self._conversation, self._turn, total, output,
-            self._blocks, self._shared, new_from, total % geometry.block_tokens,
-        )  # fmt: skip
+        return self._request(total, output, new_from, total % geometry.block_tokens)
+
+    def _request(self, prompt: int, output: int, new_from: int, tail: int) -> _Drawn:
+        return partial(
+            Request,
+            user=self.name,
+            conversation=self._conversation,
+            turn=self._turn,
+            qos=self.qos,
+            priority=self._config.qos.priority(self.qos),
+            prompt_tokens=prompt,
+            output_tokens=output,
+            blocks=self._blocks,
+            shared=self._shared,
+            new_from=new_from,
+            tail_tokens=tail,
+        )
 
 
 class SyntheticUsers:
@@ -204,7 +199,7 @@ class SyntheticUsers:
         self._seed = seed
         self._users: list[_User] = []
         self._had: Counter[int] = Counter()  # users so far, by index
-        self._ready: list[tuple[int, int, _User, _Turn]] = []
+        self._ready: list[tuple[int, int, _User, _Drawn]] = []
         self._scheduled = 0
         self._popped = 0
         self._waiting: dict[int, _User] = {}
@@ -244,8 +239,8 @@ class SyntheticUsers:
         return self._ready[0][0] if self._ready else None
 
     def pop(self, now_ns: int) -> Request:
-        intended_ns, _, user, turn = heapq.heappop(self._ready)
-        request = self._request(self._popped, intended_ns, user, turn)
+        intended_ns, _, user, drawn = heapq.heappop(self._ready)
+        request = drawn(request_id=self._popped, intended_ns=intended_ns)
         self._waiting[self._popped] = user
         self._popped += 1
         if not self._config.closed:
@@ -263,6 +258,7 @@ class SyntheticUsers:
         yield from answered_at_once(SyntheticUsers(replace(self._config, closed=False), self._seed))
 
     def describe(self) -> Mapping[str, Any]:
+        classes = Counter(user.qos for user in self._users)
         return {
             "source": "synthetic-users",
             "users": self._config.num_users,
@@ -273,33 +269,12 @@ class SyntheticUsers:
                 {"of": name, **law} for name, law in self._config.lengths.as_config().items()
             ],
             **({} if self._config.prompts is None else self._config.prompts.describe()),
-            **self._classes(),
+            **{f"{qos}_users": classes[qos] for qos in Qos},
         }
-
-    def _classes(self) -> dict[str, int]:
-        users = Counter(user.qos for user in self._users)
-        return {f"{qos}_users": users[qos] for qos in Qos}
 
     def _schedule(self, user: _User, from_ns: int) -> None:
         if self._quota is not None and not self._quota.take(user.name):
             return
-        turn = user.draw()
-        heapq.heappush(self._ready, (from_ns + turn.think_ns, self._scheduled, user, turn))
+        think_ns, drawn = user.draw()
+        heapq.heappush(self._ready, (from_ns + think_ns, self._scheduled, user, drawn))
         self._scheduled += 1
-
-    def _request(self, number: int, intended_ns: int, user: _User, turn: _Turn) -> Request:
-        return Request(
-            request_id=number,
-            intended_ns=intended_ns,
-            user=user.name,
-            conversation=turn.conversation,
-            turn=turn.number,
-            qos=user.qos,
-            priority=self._config.qos.priority(user.qos),
-            prompt_tokens=turn.prompt_tokens,
-            output_tokens=turn.output_tokens,
-            blocks=turn.blocks,
-            shared=turn.shared,
-            new_from=turn.new_from,
-            tail_tokens=turn.tail_tokens,
-        )

@@ -28,7 +28,7 @@ from kv_cache.view.lab import lab_view
 from kv_cache.view.markdown import markdown
 from kv_cache.view.parts import PERCENT, Figure, ShownColumn
 from kv_cache.view.terminal import terminal
-from kv_cache.workload.samples import mooncake_lines
+from kv_cache.workload.samples.hashed_traces import mooncake_lines
 from tests.cli import ONE_SIGNAL, PROGRAM, ROOT, start, wait_until_at_work
 from tests.traces import real_trace
 

@@ -12,7 +12,8 @@ import yaml
 
 from kv_cache.cli import main
 from kv_cache.core.seed import Seed
-from kv_cache.workload.samples import burstgpt_lines, mooncake_lines
+from kv_cache.workload.samples.hashed_traces import mooncake_lines
+from kv_cache.workload.samples.token_traces import burstgpt_lines
 from tests.cli import run
 from tests.traces import made_talks, real_trace
 

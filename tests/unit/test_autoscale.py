@@ -8,11 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.metrics.slo import Slo
-from kv_cache.metrics.window import NO_LATENCY, ClassWindow, Gauges, Latency, OpWindow, Window
+from kv_cache.metrics.window import (
+    NO_LATENCY,
+    ClassWindow,
+    Gauges,
+    Latency,
+    OpWindow,
+    SaturationLevel,
+    Window,
+)
 from kv_cache.schedule.autoscale.autoscaler import Autoscaler
 from kv_cache.schedule.autoscale.qos_mode import Bracket, UsersVerdict
 from kv_cache.schedule.autoscale.rules import (
@@ -23,8 +30,8 @@ from kv_cache.schedule.autoscale.rules import (
     decision_row,
 )
 from kv_cache.schedule.autoscale.window_pool import OverShare, Unit, WindowPool, ratio
-from kv_cache.schedule.saturation import IDLE, SaturationState
 
+IDLE = SaturationLevel(0.0, None, saturated=False)
 LIMIT_NS = NS_PER_S // 2
 SLO = Slo(qos=Qos.INTERACTIVE, percent=95, limit_ns=LIMIT_NS)
 EVERY_CLASS = tuple(Slo(qos=qos, percent=95, limit_ns=LIMIT_NS) for qos in Qos)
@@ -59,7 +66,7 @@ class Driver:
         self.scaler = scaler
         self.second = 0
 
-    def show(self, *, seconds: int = 1, saturation: SaturationState = IDLE, **told: Any) -> Any:
+    def show(self, *, seconds: int = 1, saturation: SaturationLevel = IDLE, **told: Any) -> Any:
         """The first decision within so many windows, or None."""
         for _ in range(seconds):
             window = self.window(**told)
@@ -113,37 +120,11 @@ def capacity(users: int = 10, **rules: Any) -> Driver:
 # --- rules -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rules", "named"),
-    [
-        ({"min_users": 5, "max_users": 4}, "min_users 5 is above"),
-        ({"scale_up_factor": 1.0}, "scale_up_factor 1 must be above 1"),
-        ({"scale_up_factor": float("nan")}, "scale_up_factor"),
-        ({"scale_down_factor": 1.0}, "scale_down_factor 1 must be between"),
-        ({"scale_down_factor": 0.0}, "scale_down_factor"),
-    ],
-)
-def test_rules_that_lead_nowhere_are_refused(rules: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        AutoscaleRules(**rules)
-
-
 def test_a_step_is_of_one_user_at_least_and_stays_within_bounds() -> None:
     rules = AutoscaleRules(min_users=2, max_users=50)
     assert [rules.more(n) for n in (2, 10, 45, 50)] == [3, 12, 50, 50]
     assert [rules.fewer(n) for n in (50, 10, 3, 2)] == [40, 8, 2, 2]
     assert (rules.more(20, 0.05), rules.fewer(20, 0.05)) == (21, 19)
-
-
-@pytest.mark.parametrize("users", [0, 11])
-def test_beginning_outside_the_bounds_is_refused(users: int) -> None:
-    with pytest.raises(ConfigError, match="change --num-users"):
-        qos(users, max_users=10)
-
-
-def test_qos_without_a_promise_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs a class with an SLO"):
-        qos(slos=())
 
 
 # --- evidence --------------------------------------------------------------------------------
@@ -385,7 +366,7 @@ def test_a_class_that_is_promised_nothing_may_take_for_ever() -> None:
 
 
 def test_storage_that_is_saturated_does_not_stop_growth_but_is_told() -> None:
-    full = SaturationState(level=2.0, by="read_latency_p95", saturated=True)
+    full = SaturationLevel(level=2.0, by="read_latency_p95", saturated=True)
     decision = qos(10).show(seconds=10, saturation=full)
     assert decision.action is Action.UP
     assert decision.evidence["saturation"]["level"] == 2.0

@@ -1,7 +1,6 @@
 """The samples: the same files everywhere, of the shape that they claim."""
 
 import gzip
-import json
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -15,14 +14,8 @@ from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, survey
 from kv_cache.workload.formats.trace_files import Trace, open_trace
 from kv_cache.workload.public_traces import PUBLIC_TRACES, markdown, text
-from kv_cache.workload.samples import (
-    SAMPLE_ROWS,
-    SAMPLES,
-    burstgpt_lines,
-    heavy,
-    mooncake_lines,
-    sample_bytes,
-)
+from kv_cache.workload.samples import SAMPLE_ROWS, SAMPLES, sample_bytes
+from kv_cache.workload.samples.draws import heavy
 from tests.traces import ROOT
 
 DATASETS = ROOT / "datasets"
@@ -98,7 +91,6 @@ def test_the_azure_sample_ends_its_lines_as_the_published_files_do() -> None:
 def test_the_burstgpt_sample_has_failed_requests() -> None:
     _, found, _ = sample("burstgpt_sample.csv")
     assert 0.06 <= found.notes["failed"] / SAMPLE_ROWS <= 0.10
-    assert sum(",0," in line for line in burstgpt_lines(Seed(0), 50, failed_share=0)) == 0
 
 
 def prefix_hits(rows: list[TraceRow]) -> tuple[int, int]:
@@ -145,11 +137,6 @@ def test_mooncake_requests_come_in_steps_of_three_seconds() -> None:
     _, _, rows = sample("mooncake_sample.jsonl")
     steps = {later.at_ns - row.at_ns for row, later in pairwise(rows)}
     assert steps == {0, 3 * 10**9}
-
-
-def test_without_turns_only_the_first_block_is_shared() -> None:
-    rows = [json.loads(line)["hash_ids"] for line in mooncake_lines(Seed(3), 50, turn_share=0)]
-    assert len({one for ids in rows for one in ids}) == sum(len(ids) - 1 for ids in rows) + 1
 
 
 def test_a_heavy_draw_stays_within_its_bounds_and_has_its_median() -> None:

@@ -11,7 +11,7 @@ from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import MAX_ID_CHARS, Note, WrongHeaderError
 from kv_cache.workload.formats.chunk_stream import ChunkStream
 from kv_cache.workload.formats.ids import Recent, RowNames
-from kv_cache.workload.formats.lmcache import frame_lines, frame_texts, is_lct
+from kv_cache.workload.formats.lmcache import frame_texts, is_lct
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.samples import sample_bytes
 
@@ -441,7 +441,7 @@ def test_frames_are_read_as_text_a_byte_at_a_time() -> None:
     data = sample_bytes("lmcache_sample.lct")
     assert is_lct(data[:64])
     source = BytesIO(data)
-    stream = ChunkStream(frame_lines(source), source)
+    stream = ChunkStream((f"{text}\n".encode() for text in frame_texts(source)), source)
     text = b"".join(iter(lambda: stream.read(1000) or b"", b"")).decode()
     assert text.splitlines() == list(frame_texts(BytesIO(data)))
 

@@ -27,7 +27,7 @@ The policy guarantees:
 The caller stops iterating `victims` before it changes the policy.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
 from kv_cache.core.block import Key
@@ -77,3 +77,16 @@ class Eviction(Protocol):
     def __len__(self) -> int: ...
 
     def __contains__(self, copy_id: object) -> bool: ...
+
+
+class HoldsCopies(Eviction):
+    """A policy that has each present copy as a key of `present`."""
+
+    def __init__(self, present: Collection[int]) -> None:
+        self._present = present
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def __contains__(self, copy_id: object) -> bool:
+        return copy_id in self._present

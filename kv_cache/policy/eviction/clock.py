@@ -8,12 +8,13 @@ back. It passes a copy without a mark that is not evicted after all (it is pinne
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 
 
-class Clock(Eviction):
+class Clock(HoldsCopies):
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self._ring: OrderedDict[int, bool] = OrderedDict()  # whether it is marked
+        super().__init__(self._ring)
 
     def insert(self, item: Item) -> None:
         self._ring[item.copy_id] = False
@@ -39,9 +40,3 @@ class Clock(Eviction):
             else:
                 yield copy_id
         yield from marked
-
-    def __len__(self) -> int:
-        return len(self._ring)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._ring

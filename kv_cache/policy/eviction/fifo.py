@@ -3,13 +3,14 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 
 
-class Fifo(Eviction):
+class Fifo(HoldsCopies):
     def __init__(self, capacity_bytes: int | None = None) -> None:
         # Not a plain dict: finding its first live entry scans over all that were removed.
         self._order: OrderedDict[int, None] = OrderedDict()
+        super().__init__(self._order)
 
     def insert(self, item: Item) -> None:
         self._order[item.copy_id] = None
@@ -22,9 +23,3 @@ class Fifo(Eviction):
 
     def victims(self) -> Iterator[int]:
         return iter(self._order)
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._order

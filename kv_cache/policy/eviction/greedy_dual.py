@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import cast
 
 from kv_cache.core.block import Key
-from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 from kv_cache.policy.eviction.chain import Chain, ChainLink, release
 
 
@@ -45,11 +45,12 @@ class WorthLine(Chain):
         self.filed = True  # has an entry in the heap
 
 
-class GreedyDual(Eviction):
+class GreedyDual(HoldsCopies):
     def __init__(self, capacity_bytes: int | None = None, most_uses: int | None = None) -> None:
         """More than `most_uses` do not count."""
         self._most_uses = most_uses
         self._held: dict[int, Held] = {}
+        super().__init__(self._held)
         self._lines: dict[tuple[float, int], WorthLine] = {}  # those that are filed
         self._heap: list[tuple[float, int, WorthLine]] = []
         self._floor = 0.0
@@ -105,19 +106,12 @@ class GreedyDual(Eviction):
             if at >= 0:
                 _add_entries(edge, heap, at)
                 link = link.after
-                if (
-                    not isinstance(link, Held) or link.turn != turn
-                ):  # it has moved up since, or the line is empty
+                # It has moved up since, or the line is empty.
+                if not isinstance(link, Held) or link.turn != turn:
                     _add_copy(edge, link)
                     continue
             yield cast(Held, link).copy_id
             _add_copy(edge, link.after)
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._held
 
     def _line(self, worth: float, uses: int) -> WorthLine:
         """Return the line of this worth and uses, which the caller joins."""

@@ -12,37 +12,115 @@ for the first kind, O(log n) on average for the others."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from kv_cache.core.block import Key
-from kv_cache.policy.eviction.base import Eviction, Item
-from kv_cache.policy.eviction.ranked import GONE, Node, RankedQueue
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 
+GONE = -1
+"""The turn of a node that is no late leaf."""
 Place = tuple[Key, int]
 """Key and depth of the last block of a copy."""
 
 
-class TreeNode(Node):
+class TreeNode:
     """A present copy. Its rank is its last use, the number of an access, leaf or not."""
 
-    __slots__ = ("children", "depth", "key", "last", "parent")
+    __slots__ = (
+        "children", "copy_id", "depth", "filed", "key", "last", "parent", "rank", "turn",
+    )  # fmt: skip
 
     def __init__(self, item: Item) -> None:
         self.copy_id, self.key, _, _, self.depth, self.parent, span = item
         self.last = self.depth + span - 1  # whoever is one deeper has this copy as its parent
-        self.rank, self.turn, self.filed = 0.0, GONE, False
+        self.rank = 0.0
+        self.turn = GONE  # the number of the call that made it a late leaf, while it is one
+        self.filed = False  # has an entry in the heap of late leaves, whether it is one or not
         self.children = 0
 
 
-class LeafFirst(Eviction):
+class LateLeaves:
+    """Nodes by their rank, which only rises while a copy is here.
+
+    A binary heap holds one entry a node, perhaps with a rank that it has outgrown: the entry is put
+    right when it comes to the top. So to come, to go and to be the first are O(log n) on average.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, TreeNode]] = []
+        self._turns = 0
+        self._here = 0
+
+    def add(self, node: TreeNode) -> None:
+        """Add a node, also one that was here before."""
+        self._turns = node.turn = self._turns + 1
+        self._here += 1
+        if node.filed:
+            return
+        node.filed = True
+        heap = self._heap
+        if heap and heap[0][2].turn == GONE:  # it takes the place of what has just gone
+            heapreplace(heap, (node.rank, node.turn, node))[2].filed = False
+        else:
+            heappush(heap, (node.rank, node.turn, node))
+
+    def discard(self, node: TreeNode) -> None:
+        node.turn = GONE
+        self._here -= 1
+        if len(self._heap) > 2 * self._here + 64:
+            self._rebuild()
+
+    def __iter__(self) -> Iterator[TreeNode]:
+        """Yield the lowest rank first. Walks down the heap from its top: k nodes are O(k log k)."""
+        self._settle()
+        heap = self._heap
+        if not heap:
+            return
+        yield heap[0][2]
+        edge = [(heap[below], below) for below in range(1, min(3, len(heap)))]
+        heapify(edge)
+        while edge:
+            (_, turn, node), at = heappop(edge)
+            if at:
+                for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
+                    heappush(edge, (heap[below], below))
+            if node.turn == turn:
+                yield node
+            elif node.turn != GONE:
+                heappush(edge, ((node.rank, node.turn, node), 0))
+
+    def _settle(self) -> None:
+        """Put the top right. What the order is does not change."""
+        heap = self._heap
+        while heap:
+            _, turn, node = heap[0]
+            if node.turn == turn:
+                return
+            if node.turn == GONE:
+                heappop(heap)
+                node.filed = False
+            else:
+                heapreplace(heap, (node.rank, node.turn, node))
+
+    def _rebuild(self) -> None:
+        kept = []
+        for _, _, node in self._heap:
+            if node.turn == GONE:
+                node.filed = False
+            else:
+                kept.append((node.rank, node.turn, node))
+        heapify(kept)
+        self._heap = kept
+
+
+class LeafFirst(HoldsCopies):
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self._links: dict[int, TreeNode] = {}
+        super().__init__(self._links)
         self._at: dict[Key, TreeNode] = {}
         self._orphans: dict[Place, int] = {}  # how many, of what is not here
         self._leaves: OrderedDict[int, TreeNode] = OrderedDict()
-        self._again: RankedQueue[TreeNode] = (
-            RankedQueue()
-        )  # leaves that were none at their last use
+        self._again = LateLeaves()  # leaves that were none at their last use
         self._accesses = 0
 
     def insert(self, item: Item) -> None:
@@ -87,7 +165,7 @@ class LeafFirst(Eviction):
         self._at[link.key] = link
         link.children = self._orphans.pop((link.key, link.last), 0)
         if had and not link.children:
-            self._again.add(link, link.rank)
+            self._again.add(link)
         elif link.children and not had:
             self._no_leaf(link)
 
@@ -113,12 +191,6 @@ class LeafFirst(Eviction):
                 left = gone[parent.copy_id] = gone.get(parent.copy_id, parent.children) - 1
                 if not left:
                     heappush(new, (parent.rank, parent.copy_id))
-
-    def __len__(self) -> int:
-        return len(self._links)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._links
 
     def _above(self, link: TreeNode) -> TreeNode | None:
         if link.parent is None:
@@ -147,7 +219,7 @@ class LeafFirst(Eviction):
         if parent is not None:
             parent.children -= 1
             if not parent.children:
-                self._again.add(parent, parent.rank)
+                self._again.add(parent)
             return
         place = (above, link.depth - 1)
         self._orphans[place] -= 1

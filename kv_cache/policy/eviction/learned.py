@@ -30,7 +30,7 @@ import numpy as np
 from kv_cache.core.block import Key
 from kv_cache.core.errors import UsageError
 from kv_cache.installing import install_hint
-from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 from kv_cache.policy.eviction.histories import Histories, Matrix
 from kv_cache.policy.eviction.numbers import MOST, check
 
@@ -65,7 +65,7 @@ class _Note:
     after: int | None = None  # its next use
 
 
-class Learned(Eviction):
+class Learned(HoldsCopies):
     NUMBERS = (("sample", SAMPLE), ("first_training", FIRST_TRAINING))
 
     def __init__(
@@ -84,6 +84,7 @@ class Learned(Eviction):
         self._most = 0  # copies that were ever present
         self._histories = Histories()
         self._rows: OrderedDict[int, int] = OrderedDict()  # of present copies, by recency
+        super().__init__(self._rows)
         self._keys: dict[int, Key] = {}
         self._ghosts: OrderedDict[Key, int] = OrderedDict()  # rows of content that is gone
         self._waiting: deque[_Note] = deque()  # by age
@@ -148,12 +149,6 @@ class Learned(Eviction):
             "consulted": self.consulted,
             "unlike_lru": self.unlike_lru,
         }
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._rows
 
     def _settle(self) -> None:
         """The seats that evictions have left are filled from the end, so that samples change."""

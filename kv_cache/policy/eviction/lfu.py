@@ -4,13 +4,14 @@ never age: what was popular once stays. O(1) a call (see counts.py)."""
 
 from collections.abc import Iterator
 
-from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 from kv_cache.policy.eviction.counts import Counts
 
 
-class Lfu(Eviction):
+class Lfu(HoldsCopies):
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self._counts = Counts()
+        super().__init__(self._counts)
 
     def insert(self, item: Item) -> None:
         self._counts.add(item.copy_id, 1)
@@ -23,9 +24,3 @@ class Lfu(Eviction):
 
     def victims(self) -> Iterator[int]:
         return iter(self._counts)
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._counts

@@ -14,7 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from kv_cache.core.block import Key
-from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 from kv_cache.policy.eviction.ghosts import Ghosts
 from kv_cache.policy.eviction.numbers import check
 
@@ -24,7 +24,7 @@ MOST_HITS = 3
 TO_MAIN = 2  # hits in the small queue
 
 
-class S3Fifo(Eviction):
+class S3Fifo(HoldsCopies):
     NUMBERS = (
         ("small_share", SMALL_SHARE),
         ("ghost_share", GHOST_SHARE),
@@ -51,6 +51,7 @@ class S3Fifo(Eviction):
         self._small: OrderedDict[int, int] = OrderedDict()  # hits
         self._main: OrderedDict[int, int] = OrderedDict()
         self._items: dict[int, Item] = {}
+        super().__init__(self._items)
         self._small_bytes = 0
         unlimited = capacity_bytes is None
         self._small_target = None if unlimited else int((capacity_bytes or 0) * small_share)
@@ -114,12 +115,6 @@ class S3Fifo(Eviction):
             else:
                 in_main -= 1
                 yield copy_id
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._items
 
     def _small_is_full(self, nbytes: int) -> bool:
         return self._small_target is not None and nbytes >= self._small_target

@@ -8,15 +8,17 @@ hand is back at the oldest. It passes a copy without a mark that is not evicted 
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 
-from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 
 
-class Sieve(Eviction):
+class Sieve(HoldsCopies):
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self._ahead: OrderedDict[int, None] = OrderedDict()  # where the hand stands, first
         self._passed: OrderedDict[int, None] = OrderedDict()  # the oldest first
         self._marked: dict[int, bool] = {}
+        super().__init__(self._marked)
 
     def insert(self, item: Item) -> None:
         self._ahead[item.copy_id] = None
@@ -38,25 +40,12 @@ class Sieve(Eviction):
     def victims(self) -> Iterator[int]:
         marked = self._marked
         spared = []
-        for copy_id in self._ahead:
+        for copy_id in chain(self._ahead, self._passed):
             if marked[copy_id]:
                 spared.append(copy_id)
             else:
                 yield copy_id
-        again = []
-        for copy_id in self._passed:
-            if marked[copy_id]:
-                again.append(copy_id)
-            else:
-                yield copy_id
         yield from spared
-        yield from again
-
-    def __len__(self) -> int:
-        return len(self._marked)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._marked
 
     def _pass(self, copy_id: int) -> bool:
         """Move the hand by one, unless it stands at `copy_id` and that may be evicted."""

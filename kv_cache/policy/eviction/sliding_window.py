@@ -10,14 +10,14 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from kv_cache.core.block import Key
-from kv_cache.policy.eviction.base import Eviction, Item
+from kv_cache.policy.eviction.base import HoldsCopies, Item
 from kv_cache.policy.eviction.numbers import MOST, check
 
 LANDMARKS = 8  # blocks
 WINDOW = 32
 
 
-class SlidingWindow(Eviction):
+class SlidingWindow(HoldsCopies):
     NUMBERS = (("landmarks", LANDMARKS), ("window", WINDOW))
 
     def __init__(
@@ -28,6 +28,7 @@ class SlidingWindow(Eviction):
         self._middle: OrderedDict[int, None] = OrderedDict()
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._items: dict[int, Item] = {}
+        super().__init__(self._items)
         self._lines: dict[Key, deque[int]] = {}  # by the key of the last block
 
     def insert(self, item: Item) -> None:
@@ -60,12 +61,6 @@ class SlidingWindow(Eviction):
     def victims(self) -> Iterator[int]:
         yield from self._middle
         yield from self._kept
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._items
 
     def _leave_window(self, copy_id: int) -> None:
         if copy_id in self._kept and self._items[copy_id].depth >= self._landmarks:

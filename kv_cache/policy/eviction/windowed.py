@@ -9,25 +9,25 @@ that leaves the window takes its copy to the back of those with one less, so tha
 the window are in the order of their last use."""
 
 from collections import deque
-from collections.abc import Iterator
 
-from kv_cache.policy.eviction.base import Eviction, Item
-from kv_cache.policy.eviction.counts import CountedLink, Counts
+from kv_cache.policy.eviction.base import Item
+from kv_cache.policy.eviction.counts import CountedLink
+from kv_cache.policy.eviction.lfu import Lfu
 from kv_cache.policy.eviction.numbers import MOST, check
 
 WINDOW = 2
 LEAST = 32
 
 
-class Windowed(Eviction):
+class Windowed(Lfu):
     NUMBERS = (("window", WINDOW), ("least", LEAST))
 
     def __init__(
         self, capacity_bytes: int | None = None, *, window: int = WINDOW, least: int = LEAST
     ) -> None:
         check(window=(window, 1, MOST), least=(least, 1, MOST))
+        super().__init__(capacity_bytes)
         self._for_each, self._least = window, least
-        self._counts = Counts()
         self._window: deque[CountedLink] = deque()
 
     def insert(self, item: Item) -> None:
@@ -37,18 +37,6 @@ class Windowed(Eviction):
         counted = self._counts[copy_id]
         self._counts.move(counted, 1)
         self._accessed(counted)
-
-    def remove(self, copy_id: int, *, evicted: bool) -> None:
-        self._counts.discard(copy_id)
-
-    def victims(self) -> Iterator[int]:
-        return iter(self._counts)
-
-    def __len__(self) -> int:
-        return len(self._counts)
-
-    def __contains__(self, copy_id: object) -> bool:
-        return copy_id in self._counts
 
     def _accessed(self, counted: CountedLink) -> None:
         window = self._window

@@ -7,38 +7,16 @@ the end of each sample the pool is judged. What it does not show clearly is left
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
-from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.units import ns_to_s
 from kv_cache.metrics.slo import Slo
-from kv_cache.metrics.window import Window
+from kv_cache.metrics.window import SaturationLevel, Window
 from kv_cache.schedule.autoscale.capacity_mode import CapacityMode
 from kv_cache.schedule.autoscale.qos_mode import QosMode
-from kv_cache.schedule.autoscale.rules import (
-    Action,
-    AutoscaleRules,
-    Decision,
-    Order,
-    ScaleMode,
-)
+from kv_cache.schedule.autoscale.rules import Action, AutoscaleRules, Decision, Order, ScaleMode
 from kv_cache.schedule.autoscale.window_pool import WindowPool, ended
-from kv_cache.schedule.saturation import SaturationState, saturation_row
-
-
-class Mode(Protocol):
-    """What users are judged by, and how the best number of them is searched for."""
-
-    @property
-    def settled(self) -> bool: ...
-
-    def standing(self) -> dict[str, Any]: ...
-
-    def judge(self, pool: WindowPool, users: int, stuck: bool) -> Order | None:
-        """Judge a pool at the end of a sample; `stuck`: nothing ends that should have long ago."""
-        ...
-
 
 _LONGEST_COOLDOWN = 20
 
@@ -50,19 +28,8 @@ class Autoscaler:
     def __init__(
         self, rules: AutoscaleRules, mode: ScaleMode, slos: Sequence[Slo], users: int
     ) -> None:
-        if not rules.min_users <= users <= rules.max_users:
-            raise ConfigError(
-                f"the run begins with {users} users, but autoscaler.min_users to "
-                f"autoscaler.max_users is {rules.min_users} to {rules.max_users}; change "
-                "--num-users or these keys"
-            )
-        if mode is ScaleMode.QOS and not slos:
-            raise ConfigError(
-                "--autoscaler-mode qos needs a class with an SLO; set a latency "
-                "target of a QoS class, or use --autoscaler-mode capacity"
-            )
         self._rules, self._mode, self._slos = rules, mode, tuple(slos)
-        self._judge: Mode = QosMode(rules) if mode is ScaleMode.QOS else CapacityMode(rules)
+        self._judge = QosMode(rules) if mode is ScaleMode.QOS else CapacityMode(rules)
         self._longest_limit_ns = _longest_limit_ns(slos)
         self._inside = 0  # requests that wait or are served at the latest tick
         self._silent_windows = 0
@@ -72,7 +39,7 @@ class Autoscaler:
         self.stopped = False
         self._begin_anew(None)
 
-    def see(self, window: Window, saturation: SaturationState) -> Decision | None:
+    def see(self, window: Window, saturation: SaturationLevel) -> Decision | None:
         """Take the next window. Each is shown once, in order. Only those of the measured phase
         count: in the others no users ask, or something else does."""
         if self.stopped or window.phase is not Phase.MEASURE:
@@ -136,7 +103,7 @@ class Autoscaler:
         new = self._cooldown_ended < self.users and not self._stuck(window)
         return lags or old or new
 
-    def _decide(self, order: Order, window: Window, saturation: SaturationState) -> Decision:
+    def _decide(self, order: Order, window: Window, saturation: SaturationLevel) -> Decision:
         decision = Decision(
             at_ns=window.end_ns,
             mode=self._mode,
@@ -148,7 +115,7 @@ class Autoscaler:
                 "samples": self._pool.windows // self._rules.windows_per_sample,
                 **self._pool.evidence(),
                 "oldest_queued_s": ns_to_s(window.gauges.oldest_queued_ns),
-                "saturation": saturation_row(saturation),
+                "saturation": saturation._asdict(),
                 **order.evidence,
             },
         )

@@ -13,16 +13,8 @@ from math import inf
 from typing import Any
 
 from kv_cache.core.kinds import Qos
-from kv_cache.schedule.autoscale.rules import (
-    AutoscaleRules,
-    Order,
-)
-from kv_cache.schedule.autoscale.window_pool import (
-    SURE,
-    VERY_SURE,
-    OverShare,
-    WindowPool,
-)
+from kv_cache.schedule.autoscale.rules import AutoscaleRules, Order
+from kv_cache.schedule.autoscale.window_pool import SURE, VERY_SURE, OverShare, WindowPool
 
 _SOON = 1.0  # where a wrong answer is soon found out
 _TOLERANCE = 0.05
@@ -107,6 +99,7 @@ class QosMode:
         return {"inside": self._bracket.inside, "outside": self._bracket.outside}
 
     def judge(self, pool: WindowPool, users: int, stuck: bool) -> Order | None:
+        """Judge a pool at the end of a sample; `stuck`: nothing ends that should have long ago."""
         held = self._bracket.settled
         if held:
             self._held_windows += self._rules.windows_per_sample

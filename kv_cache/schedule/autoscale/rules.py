@@ -6,7 +6,6 @@ from enum import StrEnum
 from math import inf
 from typing import Any
 
-from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import ns_to_s
 
 
@@ -36,23 +35,6 @@ class AutoscaleRules:
     cooldown_samples: int = 3
     longest_samples: int = 30
     target_saturation: float = 0.8
-
-    def __post_init__(self) -> None:
-        if self.min_users > self.max_users:
-            raise ConfigError(
-                f"autoscaler.min_users {self.min_users} is above autoscaler.max_users "
-                f"{self.max_users}; lower the first or raise the second"
-            )
-        if not self.scale_up_factor > 1:
-            raise ConfigError(
-                f"autoscaler.scale_up_factor {self.scale_up_factor:g} must be above 1, as 1.2, "
-                "for users to become more"
-            )
-        if not 0 < self.scale_down_factor < 1:
-            raise ConfigError(
-                f"autoscaler.scale_down_factor {self.scale_down_factor:g} must be between 0 and 1, "
-                "as 0.8, for users to become fewer"
-            )
 
     @property
     def longest_windows(self) -> int:

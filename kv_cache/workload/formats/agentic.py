@@ -48,14 +48,7 @@ from kv_cache.workload.formats.ids import SeenIds
 from kv_cache.workload.formats.json_items import Cursor, further_items, items, key_paths
 from kv_cache.workload.formats.jsonlines import hash_ids, read_object, read_value
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.values import (
-    array,
-    identifier,
-    number,
-    shown,
-    time_ns,
-    tokens,
-)
+from kv_cache.workload.formats.values import array, identifier, misfit, number, time_ns, tokens
 
 DEFAULT_BLOCK_TOKENS = 64
 SCOPES = ("local", "per_context", "global")
@@ -189,9 +182,7 @@ class _Reader:
     def _header(self, item: int, session: Mapping[str, object]) -> _Header:
         scope = session.get("hash_id_scope")
         if scope is not None and scope not in SCOPES:
-            raise RowError(
-                f"hash_id_scope: expected one of {', '.join(SCOPES)}, found {shown(scope)}"
-            )
+            raise misfit(f"one of {', '.join(SCOPES)}", scope, "hash_id_scope")
         size = session.get("block_size", DEFAULT_BLOCK_TOKENS)
         block_tokens = tokens("block_size", number("block_size", size), 1)
         name = self._name(item, session.get("id"))
@@ -248,10 +239,8 @@ class _Reader:
         prompt = tokens("in", number("in", fields.get("in")), 0)
         output = tokens("out", number("out", fields.get("out")), 0)
         ids = hash_ids([] if fields.get("hash_ids") is None else fields["hash_ids"], least=0)
-        api_ns, stated_think_ns = (
-            _optional_ns(fields, "api_time"),
-            _optional_ns(fields, "think_time"),
-        )
+        api_ns = _optional_ns(fields, "api_time")
+        stated_think_ns = _optional_ns(fields, "think_time")
         model = fields.get("model")
         model = None if model is None else identifier("model", model)
         if not prompt or not ids:
@@ -338,7 +327,7 @@ def _fields(node: object) -> Mapping[str, object]:
     if isinstance(node, RowError):
         raise node
     if not isinstance(node, dict):
-        raise RowError(f"expected an object, found {shown(node)}")
+        raise misfit("an object", node)
     return node
 
 

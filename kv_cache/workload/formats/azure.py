@@ -13,10 +13,9 @@ from datetime import date
 from functools import lru_cache
 
 from kv_cache.core.units import NS_PER_S
-from kv_cache.workload.formats.base import RowError
 from kv_cache.workload.formats.line_formats import CsvFormat, Line
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.values import shown, tokens
+from kv_cache.workload.formats.values import misfit, tokens
 
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _LAST_YEAR = 2200  # later instants do not fit MAX_TIME_NS
@@ -54,10 +53,7 @@ def instant_ns(text: str) -> int:
     match = _INSTANT.fullmatch(text.strip())
     day_s = _day_s(match[1]) if match else None
     if match is None or day_s is None:
-        raise RowError(
-            "TIMESTAMP: expected an instant like '2023-11-16 18:17:03.9799600', "
-            f"found {shown(text)}"
-        )
+        raise misfit("an instant like '2023-11-16 18:17:03.9799600'", text, "TIMESTAMP")
     _, hour, minute, second, fraction, sign, ahead_h, ahead_min = match.groups()
     seconds = day_s + int(hour) * 3600 + int(minute) * 60 + int(second)
     if sign:

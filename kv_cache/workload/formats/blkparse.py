@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterator
 
 from kv_cache.core.units import NS_PER_S
-from kv_cache.workload.formats.base import RowError
 from kv_cache.workload.formats.io_accesses import MAX_OFFSET, access, extent_access
 from kv_cache.workload.formats.line_formats import AROUND, Line, LineFormat, LineReader
-from kv_cache.workload.formats.values import digits, object_bytes, shown
+from kv_cache.workload.formats.values import digits, misfit, object_bytes
 
 _SECTOR_BYTES = 512
 _EVENT = re.compile(
@@ -53,10 +52,7 @@ def _queued(text: str) -> Line:
     if event is None:
         if _FRAME.match(text):
             return ()
-        raise RowError(
-            "expected an event like '8,0 3 1 0.000000000 697 Q R 223490 + 8 [cat]', found "
-            + shown(text)
-        )
+        raise misfit("an event like '8,0 3 1 0.000000000 697 Q R 223490 + 8 [cat]'", text)
     if event["action"] != _QUEUED:
         return ()
     at_ns = int(event["s"]) * NS_PER_S + int(event["ns"])

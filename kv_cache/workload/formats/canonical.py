@@ -48,6 +48,7 @@ from kv_cache.workload.formats.values import (
     flag,
     integer,
     mapping,
+    misfit,
     number,
     shown,
     text,
@@ -184,7 +185,7 @@ def read_header(line: str) -> Header:
     """Return the header. Raises `RowError` for a line that is not one of this version."""
     stated = read_object(line)
     if stated.get("schema") != SCHEMA:
-        raise RowError(f'expected {{"schema": "{SCHEMA}", ...}}, found {shown(line)}')
+        raise misfit(f'{{"schema": "{SCHEMA}", ...}}', line)
     return Header(
         grouped=flag("grouped", stated.get("grouped")),
         timed=flag("timed", stated.get("timed")),
@@ -228,7 +229,7 @@ def _row(header: Header, line: str) -> TraceRow:
     stated = read_object(line, _REQUIRED)
     unknown = next((key for key in stated if key not in FIELDS), None)
     if unknown is not None:
-        raise RowError(f"expected the fields {', '.join(FIELDS)}, found {shown(unknown)}")
+        raise misfit(f"the fields {', '.join(FIELDS)}", unknown)
     values = {}
     for key, value in stated.items():
         name, check = FIELDS[key]
@@ -262,7 +263,7 @@ def _ids(name: str, value: object) -> tuple[int | str, ...]:
 
 def _id(name: str, value: object) -> int:
     if type(value) is not int or value < 0:
-        raise RowError(f"{name}: expected whole numbers from 0, or texts, found {shown(value)}")
+        raise misfit("whole numbers from 0, or texts", value, name)
     return value
 
 
@@ -275,7 +276,7 @@ def decode_request(value: object) -> Request:
     stated = mapping("request", value)
     unknown = next((name for name in stated if name not in _REQUEST), None)
     if unknown is not None:
-        raise RowError(f"request: expected the fields of a request, found {shown(unknown)}")
+        raise misfit("the fields of a request", unknown, "request")
     missing = [n for n, default in _REQUEST.items() if default is MISSING and n not in stated]
     if missing:
         raise RowError(f"request: expected {', '.join(missing)}, found none")
@@ -306,15 +307,13 @@ def _block(name: str, value: object) -> Block:
             key = b""
         if len(key) == KEY_BYTES:
             return Block(key, _tokens(name, value[1]), _nbytes(name, value[2]))
-    raise RowError(
-        f"{name}: expected [key of {2 * KEY_BYTES} hex digits, tokens, bytes], found {shown(value)}"
-    )
+    raise misfit(f"[key of {2 * KEY_BYTES} hex digits, tokens, bytes]", value, name)
 
 
 def _word(words: type[StrEnum], name: str, value: object) -> StrEnum:
     known = [str(word) for word in words]
     if not isinstance(value, str) or value not in known:
-        raise RowError(f"{name}: expected one of {', '.join(known)}, found {shown(value)}")
+        raise misfit(f"one of {', '.join(known)}", value, name)
     return words(value)
 
 

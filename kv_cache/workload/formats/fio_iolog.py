@@ -19,7 +19,7 @@ from kv_cache.workload.formats.line_formats import (
     first_text,
     take_header,
 )
-from kv_cache.workload.formats.values import digits, object_bytes, shown, time_ns
+from kv_cache.workload.formats.values import digits, misfit, object_bytes, shown, time_ns
 
 _READS = {"read": True, "write": False, "sync": None, "datasync": None, "trim": None}
 _FILE_ACTIONS = ("add", "open", "close")
@@ -47,16 +47,14 @@ class FioLog(LineFormat):
 
     def _check_header(self, text: str) -> str:
         if text != self._header:
-            raise RowError(f"expected {self._header!r}, found {shown(text)}")
+            raise misfit(repr(self._header), text)
         return text
 
 
 def _timed(text: str) -> Line:
     fields = text.split()
     if len(fields) not in (3, 5):
-        raise RowError(
-            "expected TIME FILE ACTION, or TIME FILE ACTION OFFSET LENGTH, found " + shown(text)
-        )
+        raise misfit("TIME FILE ACTION, or TIME FILE ACTION OFFSET LENGTH", text)
     return _row(time_ns("time", fields[0], TimeUnit.US), fields[1:], text)
 
 
@@ -69,9 +67,7 @@ class _Untimed:
     def row(self, text: str) -> Line:
         fields = text.split()
         if len(fields) not in (2, 4):
-            raise RowError(
-                "expected FILE ACTION, or FILE ACTION OFFSET LENGTH, found " + shown(text)
-            )
+            raise misfit("FILE ACTION, or FILE ACTION OFFSET LENGTH", text)
         if fields[1] == "wait" and len(fields) == 4:
             wait_ns = time_ns("wait", fields[2], TimeUnit.US)
             digits("length", fields[3], MAX_OFFSET)

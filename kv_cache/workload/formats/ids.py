@@ -55,11 +55,11 @@ class Recent(Generic[T]):
     def get(self, name: str) -> T | None:
         return self._values.get(name)
 
-    def put(self, name: str, value: T) -> None:
+    def put(self, name: str, value: T) -> str | None:
+        """Return the name that is forgotten for it, if one is."""
         self._values[name] = value
         self._values.move_to_end(name)
-        if len(self._values) > self._kept:
-            self._values.popitem(last=False)
+        return self._values.popitem(last=False)[0] if len(self._values) > self._kept else None
 
 
 class RowNames:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from kv_cache.workload.formats.base import RowError, TimeUnit
 from kv_cache.workload.formats.io_accesses import access
 from kv_cache.workload.formats.line_formats import CsvFormat, Line, head_has_columns
-from kv_cache.workload.formats.values import object_bytes, shown, text, time_ns
+from kv_cache.workload.formats.values import misfit, object_bytes, text, time_ns
 
 COLUMNS = ("Timestamp", "Operation", "Object_Size_Bytes", "Tier", "Key", "Phase")
 
@@ -57,5 +57,5 @@ def _word(name: str, cell: str, expected: str) -> str:
     """Return the word of a cell in lower case."""
     cell = cell.strip()
     if _WORD.fullmatch(cell) is None:
-        raise RowError(f"{name}: expected {expected}, found {shown(cell)}")
+        raise misfit(expected, cell, name)
     return cell.lower()

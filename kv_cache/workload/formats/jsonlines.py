@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from kv_cache.workload.formats.base import RowError, TimeUnit
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.values import exact_number, number, shown, time_of_unit_ns, tokens
+from kv_cache.workload.formats.values import exact_number, misfit, number, time_of_unit_ns, tokens
 
 
 def looks_like(text: str, keys: Sequence[str], foreign: Sequence[str] = ()) -> bool:
@@ -25,7 +25,7 @@ def read_object(text: str, keys: Sequence[str] = ()) -> dict[str, Any]:
     """Return the object of one line, which has all of `keys`; fractions stay exact (`Decimal`)."""
     value = read_value(text, "one JSON object")
     if not isinstance(value, dict):
-        raise RowError(f"expected one JSON object, found {shown(text)}")
+        raise misfit("one JSON object", text)
     require_keys(value, keys)
     return value
 
@@ -42,7 +42,7 @@ def read_value(text: str, wanted: str = "JSON") -> object:
         value: object = _JSON.decode(text)
     # Deep nesting, and integers of thousands of digits (a ValueError), are no values either.
     except (ValueError, RecursionError):
-        raise RowError(f"expected {wanted}, found {shown(text)}") from None
+        raise misfit(wanted, text) from None
     return value
 
 
@@ -50,10 +50,10 @@ def hash_ids(value: object, least: int = 1) -> tuple[int, ...]:
     """Return the ids of a prompt's blocks, `least` (0 or 1) or more."""
     if type(value) is not list or len(value) < least:
         one = " of at least one id" if least else " of ids"
-        raise RowError(f"hash_ids: expected a list{one}, found {shown(value)}")
+        raise misfit(f"a list{one}", value, "hash_ids")
     if value and (set(map(type, value)) != {int} or min(value) < 0):
         odd = next(one for one in value if type(one) is not int or one < 0)
-        raise RowError(f"hash_ids: expected whole numbers from 0, found {shown(odd)}")
+        raise misfit("whole numbers from 0", odd, "hash_ids")
     return tuple(value)
 
 

@@ -6,7 +6,6 @@ row is due, is decided here alone.
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar, Self, TypeVar
 
@@ -152,32 +151,18 @@ class CsvFormat(LineFormat):
         raise NotImplementedError
 
     def reader(self, lines: Iterator[tuple[int, str]]) -> LineReader | None:
-        picks = take_header(lines, lambda text: _picks(text, self.columns, self.optional_columns))
-        if picks is None:
+        columns, optional = self.columns, self.optional_columns
+        cells = take_header(lines, lambda text: _picked_cells(text, columns, optional))
+        if cells is None:
             return None
         read = self.cell_reader()
-        return lambda text: read(*picks.cells(text))
+        return lambda text: read(*cells(text))
 
 
-@dataclass(frozen=True, slots=True)
-class _Picks:
-    """Which fields of a line are read."""
-
-    width: int
-    pick: Callable[[Sequence[str]], tuple[str, ...]]
-
-    def cells(self, text: str) -> tuple[str, ...]:
-        fields = split(text)
-        if len(fields) != self.width:
-            raise RowError(
-                f"expected {self.width} fields as in the header, found {len(fields)} in "
-                f"{shown(text)}"
-            )
-        fields.append("")
-        return self.pick(fields)
-
-
-def _picks(text: str, required: Sequence[str], optional: Sequence[str]) -> _Picks:
+def _picked_cells(
+    text: str, required: Sequence[str], optional: Sequence[str]
+) -> Callable[[str], tuple[str, ...]]:
+    """Return what takes the cells of these columns from a line behind the header `text`."""
     header = header_names(text)
     missing = [name for name in required if name not in header]
     if missing:
@@ -186,9 +171,21 @@ def _picks(text: str, required: Sequence[str], optional: Sequence[str]) -> _Pick
     repeated = [name for name in names if header.count(name) > 1]
     if repeated:
         raise RowError(f"{_quoted(repeated)} is there more than once")
+    width = len(header)
     # An absent optional column is read from the empty field behind the last.
-    places = [header.index(name) if name in header else len(header) for name in names]
-    return _Picks(len(header), itemgetter(*places))
+    pick = itemgetter(*(header.index(name) if name in header else width for name in names))
+
+    def cells(line: str) -> tuple[str, ...]:
+        fields = split(line)
+        if len(fields) != width:
+            raise RowError(
+                f"expected {width} fields as in the header, found {len(fields)} in {shown(line)}"
+            )
+        fields.append("")
+        picked: tuple[str, ...] = pick(fields)
+        return picked
+
+    return cells
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ The first is the header: {"type": "header", "magic": b"LMCT", "format_version": 
 wrapped as {"__t__": type, "v": value}. Sources: lmcache/v1/mp_observability/trace/format.py and
 codecs.py, docs/source/mp/tracing_and_debugging.rst of LMCache/LMCache.
 
-A format reads text, so `frame_lines` turns each frame into one line of JSON (bytes in hex); the
+A format reads text, so `frame_texts` turns each frame into one line of JSON (bytes in hex); the
 line's number is the frame's. A frame that is no value, or is cut, becomes a line that is no row.
 
 Rule: `finish_write` wrote its keys, and entering `read_prefetched_results` read its keys: each key
@@ -20,7 +20,7 @@ any other call is left out and counted. The level `events` (messages to a coordi
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import msgspec
@@ -40,6 +40,7 @@ from kv_cache.workload.formats.values import (
     array,
     integer,
     mapping,
+    misfit,
     number,
     shown,
     text,
@@ -61,24 +62,14 @@ _SIZING = ("reserve_write", "submit_prefetch_task")
 _RELEASES = ("finish_read_prefetched", "read_prefetched_results.__exit__")
 
 # By PyTorch's names.
-_DTYPE_BYTES: Mapping[str, int] = {
-    "torch.uint8": 1,
-    "torch.int8": 1,
-    "torch.bool": 1,
-    "torch.float8_e4m3fn": 1,
-    "torch.float8_e5m2": 1,
-    "torch.float8_e4m3fnuz": 1,
-    "torch.float8_e5m2fnuz": 1,
-    "torch.float16": 2,
-    "torch.bfloat16": 2,
-    "torch.int16": 2,
-    "torch.uint16": 2,
-    "torch.float32": 4,
-    "torch.int32": 4,
-    "torch.uint32": 4,
-    "torch.float64": 8,
-    "torch.int64": 8,
-    "torch.uint64": 8,
+_DTYPES = {
+    1: "uint8 int8 bool float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz",
+    2: "float16 bfloat16 int16 uint16",
+    4: "float32 int32 uint32",
+    8: "float64 int64 uint64",
+}
+_DTYPE_BYTES = {
+    f"torch.{name}": nbytes for nbytes, names in _DTYPES.items() for name in names.split()
 }
 
 
@@ -102,12 +93,6 @@ def frame_texts(stream: BinaryIO) -> Iterator[str]:
             yield f"{_BROKEN}expected a whole frame, found the file's end inside it"
             return
         yield _as_text(frame)
-
-
-def frame_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield each frame as one line."""
-    for line in frame_texts(stream):
-        yield f"{line}\n".encode()
 
 
 def _as_text(frame: bytes) -> str:
@@ -140,13 +125,11 @@ class LmCache(LineFormat):
 def _check_header(line: str) -> bool:
     header = read_object(line, ("magic", "format_version", "level"))
     if header["magic"] != MAGIC.hex():
-        raise RowError(f"expected the magic {MAGIC.decode()}, found {shown(header['magic'])}")
+        raise misfit(f"the magic {MAGIC.decode()}", header["magic"])
     if header["format_version"] != VERSION:
-        raise RowError(
-            f"expected format version {VERSION}, found {shown(header['format_version'])}"
-        )
+        raise misfit(f"format version {VERSION}", header["format_version"])
     if header["level"] != LEVEL:
-        raise RowError(f"expected a trace of level {LEVEL!r}, found {shown(header['level'])}")
+        raise misfit(f"a trace of level {LEVEL!r}", header["level"])
     return True
 
 
@@ -184,10 +167,10 @@ class _Key:
     def __init__(self, value: object) -> None:
         key = _unwrapped(value)
         if not isinstance(key, dict):
-            raise RowError(f"keys: expected object keys, found {shown(value)}")
+            raise misfit("object keys", value, "keys")
         model, chunk = text("model_name", key.get("model_name")), key.get("chunk_hash")
         if not isinstance(chunk, str | int) or isinstance(chunk, bool):
-            raise RowError(f"chunk_hash: expected a hash, found {shown(chunk)}")
+            raise misfit("a hash", chunk, "chunk_hash")
         rank = integer("kv_rank", key.get("kv_rank"))
         group = integer("object_group_id", key.get("object_group_id", 0))
         salt = text("cache_salt", key.get("cache_salt", ""))
@@ -239,7 +222,7 @@ def _layout_bytes(value: object) -> int:
     for shape, dtype in zip(shapes, dtypes, strict=True):
         name = _unwrapped(dtype)
         if not isinstance(name, str) or name not in _DTYPE_BYTES:
-            raise RowError(f"dtypes: expected PyTorch's names, found {shown(dtype)}")
+            raise misfit("PyTorch's names", dtype, "dtypes")
         sides = [integer("shape", side) for side in _array("shape", shape)]
         total += math.prod(sides) * _DTYPE_BYTES[name]
     if not 0 < total <= MAX_OBJECT_BYTES:

@@ -10,14 +10,8 @@ from collections.abc import Iterator
 
 from kv_cache.workload.formats.base import MAX_TIME_NS, RowError
 from kv_cache.workload.formats.io_accesses import MAX_OFFSET, extent_access
-from kv_cache.workload.formats.line_formats import (
-    Line,
-    LineFormat,
-    LineReader,
-    first_text,
-    split,
-)
-from kv_cache.workload.formats.values import digits, object_bytes, shown
+from kv_cache.workload.formats.line_formats import Line, LineFormat, LineReader, first_text, split
+from kv_cache.workload.formats.values import digits, misfit, object_bytes, shown
 
 COLUMNS = ("Timestamp", "Hostname", "DiskNumber", "Type", "Offset", "Size", "ResponseTime")
 
@@ -80,14 +74,12 @@ def _filetime_ns(text: str) -> int:
         filetime = int(text)
         if _FILETIME_1970 <= filetime <= _MAX_FILETIME:
             return (filetime - _FILETIME_1970) * _FILETIME_NS
-    raise RowError(
-        f"Timestamp: expected a Windows filetime from {_FILETIME_1970} (1970) to "
-        f"{_MAX_FILETIME}, found {shown(text)}"
-    )
+    wanted = f"a Windows filetime from {_FILETIME_1970} (1970) to {_MAX_FILETIME}"
+    raise misfit(wanted, text, "Timestamp")
 
 
 def _reads(kind: str) -> bool | None:
     word = kind.strip()
     if not word.isalpha():
-        raise RowError(f"Type: expected Read or Write, found {shown(kind)}")
+        raise misfit("Read or Write", kind, "Type")
     return _READS.get(word.lower())

@@ -33,7 +33,7 @@ from kv_cache.workload.formats.ids import SeenIds
 from kv_cache.workload.formats.json_items import Cursor, items, key_paths
 from kv_cache.workload.formats.jsonlines import read_object
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.values import identifier, shown
+from kv_cache.workload.formats.values import identifier, misfit, shown
 
 PEOPLE = frozenset(("human", "user", "tool", "function", "observation"))
 MODELS = frozenset(("gpt", "assistant", "chatgpt", "bing", "bard", "claude", "palm", "model"))
@@ -148,13 +148,11 @@ def _messages(talk: dict[str, Any]) -> list[Any]:
 def _message(message: object, number: int) -> tuple[str, str]:
     """Return role and text of one message."""
     if not isinstance(message, dict):
-        raise RowError(f"message {number}: expected an object, found {shown(message)}")
+        raise misfit("an object", message, f"message {number}")
     role = next((message[key] for key in ROLES if key in message), None)
     if not isinstance(role, str) or role.lower() not in PEOPLE | MODELS | SYSTEM:
-        raise RowError(
-            f"message {number}: expected a role ({' or '.join(ROLES)}) of "
-            f"{', '.join(sorted(PEOPLE | MODELS | SYSTEM))}, found {shown(role)}"
-        )
+        known = ", ".join(sorted(PEOPLE | MODELS | SYSTEM))
+        raise misfit(f"a role ({' or '.join(ROLES)}) of {known}", role, f"message {number}")
     present = [key for key in TEXTS if key in message]
     if not present and "tool_calls" not in message:
         raise RowError(f"message {number}: expected {' or '.join(TEXTS)}, found neither")

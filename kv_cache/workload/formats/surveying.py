@@ -8,7 +8,6 @@ of its times, which `read` decides for formats whose times are bare numbers (`un
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.time_units import TracePace, UnitChoice, chosen_unit
 from kv_cache.workload.formats.trace_files import WAY_OUT, BadRow, Tally, Trace
 
-_HASH_STEP_BYTES = 1 << 20
 _PROGRESS_ROWS = 4096
 
 
@@ -115,19 +113,18 @@ def doubts(trace: Trace, surveyed: Survey) -> tuple[str, ...]:
     return (f"workload.trace {_names(trace)} ({trace.format_name}): {warning}",)
 
 
-def survey(trace: Trace, limit: int = 0, progress: Callable[[int], None] | None = None) -> Survey:
-    """Walk the trace, or its first `limit` good rows, and count; keeps no row.
+def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Survey:
+    """Walk the trace and count; keeps no row.
 
-    `progress` gets the number of good rows so far, now and then and at the end. The checksum
-    is that of the whole files, whatever the limit. Raises `TraceError` for a file that is empty,
-    unreadable or has another header.
+    `progress` gets the number of good rows so far, now and then and at the end. Raises `TraceError`
+    for a file that is empty, unreadable or has another header.
     """
     tally = Tally()
     grouped = trace.format.grouped
     rows = prompt = output = sessions = span_ns = block_tokens = most_tokens = most_bytes = 0
     session: str | None = None
     follows = False
-    for row in islice(trace.every_row(tally), limit or None):
+    for row in trace.every_row(tally):
         rows += 1
         follows = follows or row.session is not None or bool(row.after)
         prompt += row.prompt_tokens
@@ -180,8 +177,7 @@ def _sha256(files: tuple[Path, ...]) -> str:
     for path in files:
         try:
             with path.open("rb") as stream:
-                while part := stream.read(_HASH_STEP_BYTES):
-                    digest.update(part)
+                hashlib.file_digest(stream, lambda: digest)
         except OSError as problem:
             raise TraceError(f"{path}: cannot be read: {problem}") from None
     return digest.hexdigest()

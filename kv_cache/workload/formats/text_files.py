@@ -9,7 +9,7 @@ import gzip
 import importlib
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +18,7 @@ from kv_cache.core.errors import TraceError
 from kv_cache.installing import install_hint
 from kv_cache.workload.formats.chunk_stream import ChunkStream
 from kv_cache.workload.formats.lmcache import HEAD_BYTES as LCT_HEAD_BYTES
-from kv_cache.workload.formats.lmcache import frame_lines, is_lct
+from kv_cache.workload.formats.lmcache import frame_texts, is_lct
 
 # The longest row of any trace is a few hundred KiB; a file without line ends must not fill memory.
 MAX_LINE_BYTES = 16 << 20
@@ -41,7 +41,10 @@ def open_lines(path: Path) -> Iterator[tuple[int, str]]:
         with _open_bytes(path) as stream:
             limited = partial(stream.readline, MAX_LINE_BYTES + 1)
             for number, raw in enumerate(iter(limited, b""), 1):
-                yield number, _text(path, number, raw)
+                if len(raw) > MAX_LINE_BYTES:
+                    raise _too_long(path, number)
+                text = _decoded(path, number, raw, bytes.decode).rstrip("\r\n")
+                yield number, text.removeprefix("\ufeff") if number == 1 else text
     except _UNREADABLE as problem:
         raise _unreadable(path, number, problem) from None
 
@@ -57,26 +60,25 @@ def open_parts(path: Path) -> Iterator[tuple[int, str]]:
         with _open_bytes(path) as stream:
             decoder = codecs.getincrementaldecoder("utf-8")()
             while raw := stream.read(PART_BYTES):
-                text = _part(path, line, decoder, raw)
+                text = _decoded(path, line, raw, decoder.decode)
                 yield line, text.removeprefix("\ufeff") if line == 1 else text
                 line += text.count("\n")
-            _part(path, line, decoder, b"")
+            _decoded(path, line, b"", partial(decoder.decode, final=True))
     except _UNREADABLE as problem:
         raise _unreadable(path, line - 1, problem) from None
 
 
-def _part(path: Path, line: int, decoder: codecs.IncrementalDecoder, raw: bytes) -> str:
-    """Return what `raw` adds to the text; empty bytes end it."""
+def _decoded(path: Path, line: int, raw: bytes, decode: Callable[[bytes], str]) -> str:
+    """Return the text of bytes that begin in `line`."""
     try:
-        text = decoder.decode(raw, final=not raw)
+        text = decode(raw)
     except UnicodeDecodeError as problem:
         # The decoder puts what was left of the part before in front of this one.
         bad: bytes = problem.object
         at = line + bad.count(b"\n", 0, problem.start)
         raise _not_text(path, at, f"byte 0x{bad[problem.start]:02x}") from None
-    nul = text.find("\0")
-    if nul >= 0:
-        raise _not_text(path, line + text.count("\n", 0, nul), "a NUL byte")
+    if "\0" in text:
+        raise _not_text(path, line + text.count("\n", 0, text.find("\0")), "a NUL byte")
     return text
 
 
@@ -93,7 +95,10 @@ def _open_bytes(path: Path) -> BinaryIO:
     except BaseException:
         stream.close()
         raise
-    return io.BufferedReader(ChunkStream(frame_lines(stream), stream)) if binary else stream
+    if not binary:
+        return stream
+    lines = (f"{text}\n".encode() for text in frame_texts(stream))
+    return io.BufferedReader(ChunkStream(lines, stream))
 
 
 def _unpacked(path: Path) -> io.BufferedReader:
@@ -147,21 +152,11 @@ def _unzstd(packed: BinaryIO, library: Any) -> Iterator[bytes]:
         raise OSError("the zstd file ends before its data does")
 
 
-def _text(path: Path, number: int, raw: bytes) -> str:
-    if len(raw) > MAX_LINE_BYTES:
-        raise TraceError(
-            f"{path}: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: this is not a "
-            "file with one row a line"
-        )
-    if number == 1:
-        raw = raw.removeprefix(codecs.BOM_UTF8)
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as problem:
-        raise _not_text(path, number, f"byte 0x{raw[problem.start]:02x}") from None
-    if "\0" in text:
-        raise _not_text(path, number, "a NUL byte")
-    return text.rstrip("\r\n")
+def _too_long(path: Path, number: int) -> TraceError:
+    return TraceError(
+        f"{path}: line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: this is not a "
+        "file with one row a line"
+    )
 
 
 def _not_text(path: Path, number: int, culprit: str) -> TraceError:

@@ -250,23 +250,33 @@ class Trace:
         return self._walk(tally, tally.bad)
 
     def _walk(self, tally: Tally, bad: Callable[[BadRow], None]) -> Iterator[TraceRow]:
-        of = self.format
-        files = (self._fit(path, _file_rows(path, of, tally, bad), bad) for path in self.files)
-        return self._sessions(files, tally) if of.grouped else _one_after_the_other(files)
+        files = (self._file_rows(path, tally, bad) for path in self.files)
+        return self._sessions(files, tally) if self.format.grouped else _one_after_the_other(files)
 
-    def _fit(
-        self, path: Path, rows: Iterator[TraceRow], bad: Callable[[BadRow], None]
+    def _file_rows(
+        self, path: Path, tally: Tally, bad: Callable[[BadRow], None]
     ) -> Iterator[TraceRow]:
-        if self.unfit is None:
-            yield from rows
-            return
-        what = "item" if self.format.document else "line"
-        for row in rows:
-            reason = self.unfit(row)
-            if reason is None:
-                yield row
-            else:
-                bad(BadRow(str(path), row.line, reason, what))
+        of = self.format
+        what, open_texts = ("item", open_parts) if of.document else ("line", open_lines)
+
+        def report(line: int, reason: str) -> None:
+            bad(BadRow(str(path), line, reason, what))
+
+        try:
+            rows = of.rows(_not_empty(path, open_texts(path)), report, tally.note)
+            if self.unfit is None:
+                yield from rows
+                return
+            for row in rows:
+                reason = self.unfit(row)
+                if reason is None:
+                    yield row
+                else:
+                    report(row.line, reason)
+        except (WrongHeaderError, BrokenDocumentError) as problem:
+            raise TraceError(
+                f"{path}: not a {of.name} trace: {problem}. Expected is {of.description}"
+            ) from None
 
     def _sessions(self, files: Iterator[Iterator[TraceRow]], tally: Tally) -> Iterator[TraceRow]:
         """Yield the first `max_sessions` sessions. One with the name of a session of an earlier
@@ -338,24 +348,6 @@ def open_trace(
         reading=Reading() if reading is None else reading,
         time_unit=None if time_unit == AUTO else TimeUnit(time_unit),
     )
-
-
-def _file_rows(
-    path: Path, trace_format: TraceFormat, tally: Tally, bad: Callable[[BadRow], None]
-) -> Iterator[TraceRow]:
-    what = "item" if trace_format.document else "line"
-    texts = open_parts(path) if trace_format.document else open_lines(path)
-
-    def report(line: int, reason: str) -> None:
-        bad(BadRow(str(path), line, reason, what))
-
-    try:
-        yield from trace_format.rows(_not_empty(path, texts), report, tally.note)
-    except (WrongHeaderError, BrokenDocumentError) as problem:
-        raise TraceError(
-            f"{path}: not a {trace_format.name} trace: {problem}. Expected is "
-            f"{trace_format.description}"
-        ) from None
 
 
 def _not_empty(path: Path, texts: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:

@@ -8,13 +8,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from kv_cache.workload.formats.base import (
-    MAX_ID_CHARS,
-    MAX_TIME_NS,
-    MAX_TOKENS,
-    RowError,
-    TimeUnit,
-)
+from kv_cache.workload.formats.base import MAX_ID_CHARS, MAX_TIME_NS, MAX_TOKENS, RowError, TimeUnit
 
 MAX_OBJECT_BYTES = 1 << 50
 MAX_INTEGER = 2**63 - 1
@@ -32,20 +26,26 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
+def misfit(expected: str, value: object, name: str = "") -> RowError:
+    """Return the error of a value, perhaps that of the field `name`, that is not as expected."""
+    where = f"{name}: " if name else ""
+    return RowError(f"{where}expected {expected}, found {shown(value)}")
+
+
 # --- ids and shapes of JSON ---
 
 
 def text(name: str, value: object) -> str:
     """Return an id that has to be text (law 11)."""
     if not isinstance(value, str):
-        raise RowError(f"{name}: expected text, found {shown(value)}")
+        raise misfit("text", value, name)
     return value if len(value) <= MAX_ID_CHARS and value.isascii() else identifier(name, value)
 
 
 def identifier(name: str, value: object) -> str:
     """Return an id from JSON: text, or a whole number as the text that it is written with."""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise RowError(f"{name}: expected text or a whole number, found {shown(value)}")
+        raise misfit("text or a whole number", value, name)
     chars = str(value)
     if len(chars) > MAX_ID_CHARS:
         raise RowError(
@@ -59,19 +59,19 @@ def identifier(name: str, value: object) -> str:
 
 def flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise RowError(f"{name}: expected true or false, found {shown(value)}")
+        raise misfit("true or false", value, name)
     return value
 
 
 def array(name: str, value: object) -> list[Any]:
     if not isinstance(value, list):
-        raise RowError(f"{name}: expected a list, found {shown(value)}")
+        raise misfit("a list", value, name)
     return value
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RowError(f"{name}: expected an object, found {shown(value)}")
+        raise misfit("an object", value, name)
     return value
 
 
@@ -81,9 +81,7 @@ def mapping(name: str, value: object) -> dict[str, Any]:
 def integer(name: str, value: object, least: int = 0, most: int = MAX_INTEGER) -> int:
     """Return a whole number of JSON."""
     if type(value) is not int or not least <= value <= most:
-        raise RowError(
-            f"{name}: expected a whole number from {least} to {most}, found {shown(value)}"
-        )
+        raise misfit(f"a whole number from {least} to {most}", value, name)
     return value
 
 
@@ -92,7 +90,7 @@ def digits(name: str, cell: str, most: int) -> int:
     cell = cell.strip()
     if cell.isascii() and cell.isdigit() and len(cell) <= 20 and int(cell) <= most:
         return int(cell)
-    raise RowError(f"{name}: expected a whole number from 0 to {most}, found {shown(cell)}")
+    raise misfit(f"a whole number from 0 to {most}", cell, name)
 
 
 def number(name: str, value: object) -> object:
@@ -130,7 +128,7 @@ def _whole(name: str, value: object, least: int, most: int) -> int:
     exact = _exact(value)
     if exact is not None and least <= exact <= most and exact == int(exact):
         return int(exact)
-    raise RowError(f"{name}: expected a whole number from {least} to {most}, found {shown(value)}")
+    raise misfit(f"a whole number from {least} to {most}", value, name)
 
 
 def time_ns(name: str, value: object, unit: TimeUnit) -> int:
@@ -142,10 +140,7 @@ def time_ns(name: str, value: object, unit: TimeUnit) -> int:
     if exact is not None and 0 <= exact <= MAX_TIME_NS // unit.ns:
         return int(exact * unit.ns)
     word = "seconds" if unit is TimeUnit.S else unit.value
-    raise RowError(
-        f"{name}: expected a time in {word} from 0 to {MAX_TIME_NS // unit.ns}, "
-        f"found {shown(value)}"
-    )
+    raise misfit(f"a time in {word} from 0 to {MAX_TIME_NS // unit.ns}", value, name)
 
 
 def time_of_unit_ns(name: str, value: object, unit: TimeUnit) -> int:

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.canonical import Header, header_line, row_line
-from kv_cache.workload.samples.draws import heavy
 from kv_cache.workload.samples.hashed_traces import mooncake_lines, qwen_lines
 from kv_cache.workload.samples.io_traces import (
     blkparse_lines,
@@ -31,17 +30,6 @@ from kv_cache.workload.samples.token_traces import (
     burstgpt_lines,
     splitwise_lines,
 )
-
-__all__ = [
-    "SAMPLES",
-    "SAMPLE_ROWS",
-    "SAMPLE_SEED",
-    "Sample",
-    "burstgpt_lines",
-    "heavy",
-    "mooncake_lines",
-    "sample_bytes",
-]
 
 SAMPLE_SEED = 20
 SAMPLE_ROWS = 400
@@ -94,6 +82,10 @@ def _canonical_lines(of: str, seed: Seed, rows: int) -> Iterator[str]:
         yield row_line(row, header)
 
 
+def _in_our_own(name: str, of: str, rows: int) -> Sample:
+    return Sample(format=name, rows=rows, make=_lined(partial(_canonical_lines, of)))
+
+
 SAMPLES: Mapping[str, Sample] = MappingProxyType(
     {
         "mooncake_sample.jsonl": Sample(format="mooncake", make=_lined(mooncake_lines)),
@@ -109,23 +101,15 @@ SAMPLES: Mapping[str, Sample] = MappingProxyType(
         ),
         "messages_sample.jsonl": Sample(format="sharegpt", rows=20, make=_lined(messages_lines)),
         "agentic_sample.jsonl": Sample(format="agentic", rows=8, make=_lined(agentic_lines)),
-        "kv_cache_sample.jsonl": Sample(
-            format="kv-cache", rows=100, make=_lined(partial(_canonical_lines, "qwen_sample.jsonl"))
+        "kv_cache_sample.jsonl": _in_our_own("kv-cache", "qwen_sample.jsonl", 100),
+        "kv_cache_untimed_sample.jsonl": _in_our_own(
+            "kv-cache-untimed", "fio_iolog2_sample.log", 100
         ),
-        "kv_cache_untimed_sample.jsonl": Sample(
-            format="kv-cache-untimed",
-            rows=100,
-            make=_lined(partial(_canonical_lines, "fio_iolog2_sample.log")),
+        "kv_cache_sessions_sample.jsonl": _in_our_own(
+            "kv-cache-sessions", "agentic_sample.jsonl", 4
         ),
-        "kv_cache_sessions_sample.jsonl": Sample(
-            format="kv-cache-sessions",
-            rows=4,
-            make=_lined(partial(_canonical_lines, "agentic_sample.jsonl")),
-        ),
-        "kv_cache_sessions_untimed_sample.jsonl": Sample(
-            format="kv-cache-sessions-untimed",
-            rows=40,
-            make=_lined(partial(_canonical_lines, "sharegpt_sample.json")),
+        "kv_cache_sessions_untimed_sample.jsonl": _in_our_own(
+            "kv-cache-sessions-untimed", "sharegpt_sample.json", 40
         ),
         "iotrace_sample.csv": Sample(format="iotrace", make=_lined(iotrace_lines, "\r\n")),
         "lmcache_sample.lct": Sample(format="lmcache", rows=20, make=lmcache_bytes),

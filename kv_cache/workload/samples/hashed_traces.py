@@ -9,6 +9,8 @@ from kv_cache.core.seed import Seed
 from kv_cache.workload.samples.draws import NewIds, below, heavy, one_of
 
 _MOONCAKE_TOKENS = 512
+_MOONCAKE_STEP_MS = 3000
+_MOONCAKE_MOST_TOKENS = 32_000
 _QWEN_TOKENS = 16
 _QWEN_SYSTEM_BLOCKS = 6  # a system prompt that most conversations begin with
 
@@ -29,10 +31,8 @@ class _Talk:
 class _Chats:
     """Conversations that go on or begin."""
 
-    def __init__(self, rng: Random, max_tokens: int, turn_share: float) -> None:
+    def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._max_tokens = max_tokens
-        self._turn_share = turn_share
         self._open: list[_Talk] = []
         self._new_ids = NewIds(1)
 
@@ -46,14 +46,14 @@ class _Chats:
         return session.tokens, session.answer, session.ids
 
     def _continued(self, now_ms: int) -> _Talk | None:
-        if not self._open or self._rng.random() >= self._turn_share:
+        if not self._open or self._rng.random() >= 0.45:
             return None
         place = int(self._rng.random() * len(self._open))
         session = self._open[place]
         if session.sent_ms == now_ms:  # an answer is not read within the step of its request
             return None
         tokens = session.tokens + session.answer + int(heavy(self._rng, 600, 8, 16_000))
-        if tokens > self._max_tokens:
+        if tokens > _MOONCAKE_MOST_TOKENS:
             del self._open[place]
             return None
         # Only whole blocks keep their content when the prompt goes on behind them.
@@ -62,29 +62,19 @@ class _Chats:
         return session
 
     def _begun(self) -> _Talk:
-        session = _Talk(int(heavy(self._rng, 5_000, 600, self._max_tokens)))
+        session = _Talk(int(heavy(self._rng, 5_000, 600, _MOONCAKE_MOST_TOKENS)))
         self._open.append(session)
         return session
 
 
-def mooncake_lines(
-    seed: Seed,
-    rows: int,
-    *,
-    step_ms: int = 3000,
-    max_tokens: int = 32_000,
-    turn_share: float = 0.45,
-) -> Iterator[str]:
-    """Yield Mooncake's JSON lines without line ends: 5 to 14 requests in each step of `step_ms`.
-
-    `turn_share` is the chance that a request is the next turn of an open session.
-    """
+def mooncake_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield Mooncake's JSON lines without line ends: 5 to 14 requests in each step of time."""
     rng = seed.rng()
-    chats = _Chats(rng, max_tokens, turn_share)
+    chats = _Chats(rng)
     timestamp = left = 0
     for row in range(rows):
         if left == 0:
-            timestamp += step_ms if row else 0
+            timestamp += _MOONCAKE_STEP_MS if row else 0
             left = 5 + int(rng.random() * 10)
         left -= 1
         prompt, output, ids = chats.turn(timestamp)

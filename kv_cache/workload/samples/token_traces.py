@@ -15,11 +15,8 @@ _TICKS_PER_S = 10_000_000  # Azure's clock of 2023 has 100 ns ticks
 # --- BurstGPT ---
 
 
-def burstgpt_lines(seed: Seed, rows: int, *, failed_share: float = 0.08) -> Iterator[str]:
-    """Yield BurstGPT's CSV without line ends, the header first: bursty gaps in whole seconds.
-
-    `failed_share` is the chance that a request has no response.
-    """
+def burstgpt_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield BurstGPT's CSV without line ends, the header first: bursty gaps in whole seconds."""
     rng = seed.rng()
     yield "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
     second = 5
@@ -28,7 +25,7 @@ def burstgpt_lines(seed: Seed, rows: int, *, failed_share: float = 0.08) -> Iter
         model = "GPT-4" if rng.random() < 0.2 else "ChatGPT"
         kind = "API log" if rng.random() < 0.4 else "Conversation log"
         request = int(heavy(rng, 420, 3, 8_000))
-        response = 0 if rng.random() < failed_share else int(heavy(rng, 200, 1, 4_000))
+        response = 0 if rng.random() < 0.08 else int(heavy(rng, 200, 1, 4_000))
         yield f"{second},{model},{request},{response},{request + response},{kind}"
 
 

@@ -6,12 +6,12 @@ answer of a turn belongs to it where it was given and fits into the next prompt.
 share nothing. Nothing is known of an answer in a trace with hash ids, so it has no node there.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kv_cache.core.request import Request
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
+from kv_cache.workload.formats.ids import Recent
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.row_requests import MOST_CONVERSATIONS
 
@@ -54,7 +54,7 @@ class Content:
         self._chain = chain
         self._size = block_tokens
         self._blocks_of_id = trace_block_tokens // block_tokens
-        self._known: OrderedDict[str, _History] = OrderedDict()
+        self._known: Recent[_History] = Recent(MOST_CONVERSATIONS)
 
     def of(self, row: TraceRow, number: int, *, goes_on: bool) -> Meant:
         """Return the content of the row that is asked as request `number`, when it is asked. An
@@ -83,13 +83,8 @@ class Content:
             history.answered = True
 
     def _history(self, session: str, number: int) -> _History:
-        known = self._known
-        history = known.get(session)
-        if history is None:
-            history = known[session] = _History(number)
-            if len(known) > MOST_CONVERSATIONS:
-                known.popitem(last=False)
-        known.move_to_end(session)
+        history = self._known.get(session) or _History(number)
+        self._known.put(session, history)
         return history
 
     def _say(self, history: _History, row: TraceRow, output: int) -> None:

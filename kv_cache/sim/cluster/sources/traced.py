@@ -5,7 +5,7 @@ a grouped format begin as drawn ones do, and go on as they are answered.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import groupby, islice
 
@@ -15,33 +15,25 @@ from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.content import Content
 from kv_cache.sim.cluster.sources.draws import DrawStream, gaps_ns
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.replay import AwaitedAnswers, Due, earliest_ns, linked, paced
+from kv_cache.workload.replay import (
+    AwaitedAnswers,
+    Due,
+    TimeScale,
+    Waiting,
+    earliest_ns,
+    linked,
+    paced,
+)
 from kv_cache.workload.row_requests import Continuations
 from kv_cache.workload.sessions import PlannedRow, RowSession, rows_before
 
 _BULK = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scale:
-    arrival_scale: float
-    speedup: float = 1.0
-
-
 @dataclass(slots=True, eq=False)
-class _Entry:
-    """A row that was read, and when it is due."""
-
+class _Entry(Waiting):
     row: TraceRow
-    ordinal: int
-    due_ns: int
     goes_on: bool
-    think_ns: int
-    names: tuple[str, ...]
-    after: set[int] = field(default_factory=set)
-
-    def delay(self, until_ns: int) -> None:
-        self.due_ns = max(self.due_ns, until_ns)
 
 
 class TracedRows:
@@ -59,7 +51,7 @@ class TracedRows:
     ) -> None:
         self._rows = islice(rows, work.requests)
         self._content = content
-        self._scale = _Scale(arrival_scale=work.arrival_scale)
+        self._scale = TimeScale(arrival_scale=work.arrival_scale)
         self._arrivals = None if timed else arrivals(work.rate_per_s, seed)
         self._courses = Continuations()
         self._links: AwaitedAnswers[_Entry] = AwaitedAnswers()
@@ -73,7 +65,7 @@ class TracedRows:
             names, after = linked(due.row)
             goes_on = self._courses.goes_on(due.row)
             think_ns = due.row.think_ns or 0
-            entry = _Entry(due.row, ordinal, due.due_ns, goes_on, think_ns, names)
+            entry = _Entry(ordinal, due.due_ns, think_ns, names, due.row, goes_on)
             if not self._links.add(entry, after):
                 heappush(ready, (entry.due_ns, ordinal, entry))
         while ready:
