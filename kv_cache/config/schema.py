@@ -488,7 +488,7 @@ def _lines(obj: Any, depth: int) -> Iterator[str]:
         else:
             notes = "; ".join(n for n in (rule.unit, rule.bounds, rule.flag) if n)
             yield from _comment(rule.help + (f" [{notes}]" if notes else ""), indent)
-            yield f"{indent}{name}: {_flow(to_mapping(value))}"
+            yield f"{indent}{name}: {one_line(to_mapping(value))}"
 
 
 def _comment(text: str, indent: str) -> list[str]:
@@ -503,8 +503,8 @@ def _comment(text: str, indent: str) -> list[str]:
     )
 
 
-def _flow(value: object) -> str:
-    """One line of YAML. PyYAML ends a bare scalar with a document end marker; that goes."""
+def one_line(value: object) -> str:
+    """Return one line of YAML. PyYAML ends a bare scalar with a document end marker; that goes."""
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9)
     return text.removesuffix("...\n").rstrip("\n")
 
