@@ -7,23 +7,12 @@ here as far as it can be without looking at a machine; nothing is run and nothin
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.axes import (
-    Axis,
-    count_of,
-    lists_of,
-    nested,
-    same,
-    separate,
-    table_of,
-    word,
-    zipped,
-)
+from kv_cache.config.axes import Axis, axes_of, count_of, nested, same, table_of, word
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config, options
 from kv_cache.config.schema import Option, overlay, show, to_mapping
@@ -136,17 +125,12 @@ def read_grid(path: Path, *, many: bool = False) -> Grid:
                 f"{source}: {show(key)} is no key of a grid.{did_you_mean(str(key), _KEYS)}"
             )
     base = _options_in(tree.get("base"), source, "base")
-    columns = {
-        key: lists_of(
-            tree.get(key),
-            source,
-            key,
-            partial(_require, source=source, key=key),
-            "repeat: N to run each cell several times",
-        )
-        for key in ("vary", "zip")
-    }
-    axes = (*separate(columns["vary"]), *zipped(columns["zip"], source))
+    axes = axes_of(
+        tree,
+        source,
+        lambda path, value, key: _require(path, value, source, key),
+        "repeat: N to run each cell several times",
+    )
     _require_once(base, axes, source)
     grid = Grid(
         source=source,

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.config.personalities import PERSONALITIES
-from kv_cache.config.root import Config, options, value_at
+from kv_cache.config.root import Config, options
 from kv_cache.config.rules import check
 from kv_cache.config.schema import overlay, show
+from kv_cache.config.unread import value_at
 from kv_cache.config.yaml_files import data_folder, find_shipped, read_yaml
 from kv_cache.core.errors import ConfigError, did_you_mean
 

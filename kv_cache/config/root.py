@@ -20,6 +20,7 @@ from kv_cache.config import workload_sections as w
 from kv_cache.config.passport import PassportConfig
 from kv_cache.config.policies import PoliciesConfig
 from kv_cache.config.schema import Option, describe, opt, show
+from kv_cache.config.unread import value_at
 from kv_cache.config.yaml_files import read_model, shipped
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
@@ -262,14 +263,6 @@ class Config:
             max_evictions_hard_cap=self.eviction.max_evictions_hard_cap,
             max_evictions_min=self.eviction.max_evictions_min,
         )
-
-
-def value_at(config: Config, path: str) -> Any:
-    """The value of an option by its dotted path."""
-    value: Any = config
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
 
 
 @cache

@@ -6,8 +6,9 @@ from typing import Any
 
 from kv_cache.config import reference as r
 from kv_cache.config.lengths import build_lengths
-from kv_cache.config.root import Config, options, say, value_at
+from kv_cache.config.root import Config, options, say
 from kv_cache.config.schema import show
+from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
 from kv_cache.tiers.objects.account import endpoint_of

@@ -9,13 +9,12 @@ content: that is in scenario.py, and the rules that hold between its options in 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.axes import Axis, count_of, lists_of, nested, separate, table_of, word, zipped
+from kv_cache.config.axes import Axis, axes_of, count_of, nested, table_of, word
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
 from kv_cache.config.schema import describe, overlay, print_config, show
@@ -192,22 +191,17 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
     seeds = count_of(changed.pop("seeds", extras["seeds"]), source, "seeds", MOST_SEEDS)
     labels, variants = _variants(extras["variants"], base, source)
     _not_set(settings, extras, variants)
-    columns = {
-        key: lists_of(
-            extras[key],
-            source,
-            key,
-            partial(_require, base=base, source=source, key=key),
-            "seeds: N to repeat each variant",
-        )
-        for key in ("vary", "zip")
-    }
-    axes = (*variants, *separate(columns["vary"]), *zipped(columns["zip"], source))
+    varying = axes_of(
+        extras,
+        source,
+        lambda path, value, key: _require(path, value, base, source, key),
+        "seeds: N to repeat each variant",
+    )
     scenarios = Scenarios(
         source=source,
         preset=preset or "",
         base=overlaid(base, changed, source),
-        axes=axes,
+        axes=(*variants, *varying),
         labels=labels,
         seeds=seeds,
         left_out=left,

@@ -14,10 +14,11 @@ from kv_cache.cache.limits import CacheRules
 from kv_cache.config import yaml_files
 from kv_cache.config.load import load_config
 from kv_cache.config.reference import NOT_YET
-from kv_cache.config.root import Config, options, value_at
+from kv_cache.config.root import Config, options
 from kv_cache.config.rules import check
 from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.schema import describe, from_mapping, print_config, to_mapping
+from kv_cache.config.unread import value_at
 from kv_cache.config.yaml_files import data_file, read_yaml
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.model import MODELS
