@@ -16,6 +16,7 @@ from kv_cache.config.axes import Axis, axes_of, count_of, nested, same, table_of
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config, options
 from kv_cache.config.schema import Option, overlay, show, to_mapping
+from kv_cache.config.sections import FILES_BESIDE
 from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError, did_you_mean
 
@@ -30,12 +31,7 @@ OURS: Mapping[str, str] = {
     "run.trial_cooldown_s": "repeat says how often each cell is run",
     "output.output": "each run has its result in a directory of its own",
     "output.results_dir": "each run has its result in a directory of its own",
-    "output.latency_dump": "all cells would write the same file",
-    "output.record": "all cells would write the same file",
-    "output.io_trace_log": "all cells would write the same file",
-    "output.fio_export": "all cells would write the same file",
-    "output.xlsx_output": "all cells would write the same file",
-    "output.hdr_log": "all cells would write the same file",
+    **{f"output.{name}": "all cells would write the same file" for name in FILES_BESIDE},
     "output.metrics_port": "all cells would listen at the same port",
     "output.json": "the output of each run goes to its log",
     "output.progress": "the output of each run goes to its log",

@@ -33,6 +33,7 @@ from kv_cache.crew.launched import COORDINATOR, KEY, RANK, RANKS, RANKS_HERE
 from kv_cache.crew.wire import PATIENCE_S, Address, Gone, Listener, Message, Wire
 from kv_cache.files.keep import Kept, keep
 from kv_cache.files.result import Result
+from kv_cache.result.paths import list_at, value_at
 
 PINGS = 40  # there and back, for each measurement of a clock
 LEAD_S = 0.5  # from the decision to open to the instant: for the message to get there
@@ -179,13 +180,14 @@ class Coordinator:
         """Wait until every rank has connected and has checked all that it can."""
         first_s: float | None = None
         while not all(rank.config is not None for rank in self._ranks):
-            self._let_in()
-            self._pump(0.05 if self._missing() else _LOOK_S)
+            while (wire := self._listener.next(0.0)) is not None:
+                self._strangers.append(wire)
+            self._pump(_LOOK_S if all(rank.here for rank in self._ranks) else 0.05)
             self._stop_before_the_beginning()
             if first_s is None and any(rank.here for rank in self._ranks):
                 first_s = time.monotonic()
             if first_s is not None and self._late(first_s):
-                missing = _words([str(rank) for rank in self._ranks if rank.config is None])
+                missing = ", ".join(str(rank) for rank in self._ranks if rank.config is None)
                 problem = f"{missing} did not come, or did not get ready to begin"
                 raise _Over(Exit.EARLY, f"{problem}, in {self._patience_s:g} s (--clients-timeout)")
         self._compare()
@@ -199,13 +201,6 @@ class Coordinator:
 
     def _late(self, since_s: float) -> bool:
         return time.monotonic() - since_s > self._patience_s
-
-    def _missing(self) -> bool:
-        return any(not rank.here for rank in self._ranks)
-
-    def _let_in(self) -> None:
-        while (wire := self._listener.next(0.0)) is not None:
-            self._strangers.append(wire)
 
     def _join(self, wire: Wire, about: Message) -> None:
         number, plan = int(about.get("rank", -1)), self.plan
@@ -295,7 +290,8 @@ class Coordinator:
         while any(rank.waited_for for rank in self._ranks):
             self._pump(_LOOK_S)
             self._look()
-            self._show()
+            totals = [rank.totals for rank in self._ranks if rank.totals]
+            self._bar.note(progress_line(totals, self.plan.expected, self._ended_early))
 
     def _look(self) -> None:
         """Do what is due, and end the run for all if something went wrong."""
@@ -470,12 +466,6 @@ class Coordinator:
                 self._receive(rank.wire, rank)
         return Exchange(sent_ns=sent_ns, theirs_ns=rank.pong["at_ns"], back_ns=rank.pong["back_ns"])
 
-    # --- what a person sees ------------------------------------------------------------------
-
-    def _show(self) -> None:
-        totals = [rank.totals for rank in self._ranks if rank.totals]
-        self._bar.note(progress_line(totals, self.plan.expected, self._ended_early))
-
     # --- the end -----------------------------------------------------------------------------
 
     def _crew(self) -> Crew:
@@ -506,7 +496,8 @@ class Coordinator:
     def _finish(self) -> Result:
         from kv_cache.result.ranks import merged_document
 
-        crew, results = self._crew(), self._results()
+        crew = self._crew()
+        results = {rank.rank: rank.result for rank in self._ranks if rank.result is not None}
         _warn_of_clocks(crew)
         document = merged_document(results, crew)
         kept = keep(self.plan.output, as_json(document), "result of all ranks")
@@ -520,9 +511,6 @@ class Coordinator:
             return Exit.NO_ANSWER
         broken = any(rank.code != 0 for rank in self._ranks)
         return Exit.EARLY if lost or broken or not kept.in_place else Exit.DONE
-
-    def _results(self) -> dict[int, Any]:
-        return {rank.rank: rank.result for rank in self._ranks if rank.result is not None}
 
     def _leave(self) -> None:
         """Let all ranks go; children that do not leave are killed."""
@@ -567,7 +555,7 @@ def too_little_room(demands: Mapping[int, tuple[str, Sequence[Mapping[str, Any]]
         needed = sum(row["wanted_bytes"] for row in rows)
         free = max(row["free_bytes"] for row in rows) + sum(row["dead_bytes"] for row in rows)
         if needed > free:
-            ranks = _words(list(dict.fromkeys(str(rank) for rank, _ in on_one)))
+            ranks = ", ".join(dict.fromkeys(str(rank) for rank, _ in on_one))
             return (
                 f"ranks {ranks} want {human_bytes(needed)} together on the file system of "
                 f"{rows[0]['directory']}, but {human_bytes(free)} are free there; lower "
@@ -589,13 +577,11 @@ def read_result(attached: bytes | None, code: int) -> tuple[Any, str | None]:
 def _early_end(result: Any) -> str | None:
     """Return why a rank ended early of its own accord; None if it finished. The merge reports what
     is not a result at all."""
-    section = result.get("kv_cache") if isinstance(result, Mapping) else None
-    status = section.get("status") if isinstance(section, Mapping) else None
-    if section is None or status in (None, "finished"):
+    status = value_at(result, "kv_cache.status")
+    if status in (None, "finished"):
         return None
-    passport = section.get("passport")
-    reasons = passport.get("reasons") if isinstance(passport, Mapping) else None
-    first = f": {reasons[0]}" if isinstance(reasons, list) and reasons else ""
+    reasons = list_at(result, "kv_cache.passport.reasons")
+    first = f": {reasons[0]}" if reasons else ""
     return f"did not finish ({status}){first}"
 
 
@@ -607,10 +593,6 @@ def _warn_of_clocks(crew: Crew) -> None:
             "windows opened",
             ns_to_ms(worst),
         )
-
-
-def _words(names: Sequence[str]) -> str:
-    return ", ".join(names)
 
 
 def progress_line(totals: Sequence[Message], expected: int, ending: str | None = None) -> str:
