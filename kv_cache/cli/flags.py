@@ -164,7 +164,8 @@ def add_run_flags(parser: argparse.ArgumentParser, *, hidden: bool = False) -> N
     _add_general(groups["What to run"])
     for option in options().values():
         if option.flag is not None and option.flag not in taken:
-            add_option(groups[_group_of(option.path)], option)
+            title = _GROUP_OF.get(option.path) or _GROUP_OF[option.path.split(".")[0]]
+            add_option(groups[title], option)
     _add_arrival(groups["Arrivals"])
     _add_absent(groups["Not in this version"])
     for action in parser._actions[shown:] if hidden else ():
@@ -310,18 +311,14 @@ def _add_absent(group: argparse._ActionsContainer) -> None:
         group.add_argument(flag, dest=flag, metavar="X", type=reads, help=f"only {word}{more}")
 
 
-def _group_of(path: str) -> str:
-    return _GROUP_OF.get(path) or _GROUP_OF[path.split(".")[0]]
-
-
 def _help(option: Option) -> str:
     """`Cards; their memory adds up [1 to 65536; default 1]`."""
-    notes = [option.unit, None if option.rule.choices else option.bounds]
-    default = option.default
-    if default not in (None, {}, ()) and option.kind is not bool and not option.rule.required:
+    rule, default = option.rule, option.default
+    notes = [rule.unit, None if rule.choices else rule.bounds]
+    if default not in (None, {}, ()) and option.kind is not bool and not rule.required:
         notes.append(f"default {_shown(default)}")
     text = "; ".join(note for note in notes if note)
-    return f"{option.help} [{text}]" if text else option.help
+    return f"{rule.help} [{text}]" if text else rule.help
 
 
 def _shown(default: object) -> str:
@@ -385,11 +382,7 @@ def unknown(extras: Sequence[str], parser: argparse.ArgumentParser) -> ConfigErr
         )
     if flag in _CPCS_FLAGS or flag.startswith(_CPCS_PREFIXES):
         return _no_cpcs(flag)
-    return _no_flag(flag, parser._option_string_actions)
-
-
-def _no_flag(flag: str, known: Iterable[str]) -> ConfigError:
-    near = did_you_mean(flag, known)
+    near = did_you_mean(flag, parser._option_string_actions)
     return ConfigError(
         f"{flag} is not a flag.{near if near.startswith(' Did') else ' See --help.'}"
     )
@@ -505,7 +498,7 @@ def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, A
 
 def _overrides(flags: Mapping[str, Any]) -> dict[str, Any]:
     paths = {option.flag: option.path for option in options().values() if option.flag}
-    overrides = {paths[flag]: _frozen(value) for flag, value in flags.items() if flag in paths}
+    overrides = {paths[flag]: joined(value) for flag, value in flags.items() if flag in paths}
     if "--prefill-only" in flags:
         overrides["run.mode"] = RunMode.PREFILL_ONLY.value
     if "--decode-only" in flags:
@@ -513,9 +506,11 @@ def _overrides(flags: Mapping[str, Any]) -> dict[str, Any]:
     return overrides | _arrival(flags)
 
 
-def _frozen(value: Any) -> Any:
-    """Values of a flag that was given several times are collected in a list."""
-    return tuple(value) if isinstance(value, list) else value
+def joined(value: Any) -> Any:
+    """Return the values of several words, or of a flag that is repeated, as one tuple."""
+    if not isinstance(value, list):
+        return value
+    return tuple(item for each in value for item in (each if isinstance(each, tuple) else (each,)))
 
 
 def _arrival(flags: Mapping[str, Any]) -> dict[str, str]:

@@ -242,5 +242,5 @@ def _seed(value: Any, source: str) -> int | None:
     if type(value) is int and option.rule.allows(value):
         return value
     raise ConfigError(
-        f"{source}: seed is {show(value)}; it must be a whole number, {option.bounds}"
+        f"{source}: seed is {show(value)}; it must be a whole number, {option.rule.bounds}"
     )

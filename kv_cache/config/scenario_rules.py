@@ -14,7 +14,6 @@ from kv_cache.config.scenario import (
     ModelSection,
     Scenario,
     TierSection,
-    TopologySection,
     WireSection,
     WorkloadSection,
 )
@@ -141,9 +140,9 @@ def _roles(scenario: Scenario) -> Iterator[str]:
 
 
 def _places(scenario: Scenario) -> Iterator[str]:
-    wanted, there = instances_of(scenario), places_of(scenario.topology)
+    wanted, top = instances_of(scenario), scenario.topology
+    there = top.racks * top.nodes_per_rack * top.instances_per_node
     if wanted > there:
-        top = scenario.topology
         yield (
             f"instances: {wanted} instances, but the topology has places for {there} ({top.racks} "
             f"racks x {top.nodes_per_rack} nodes x {top.instances_per_node}); raise one of these, "
@@ -153,10 +152,6 @@ def _places(scenario: Scenario) -> Iterator[str]:
 
 def instances_of(scenario: Scenario) -> int:
     return sum(group.count for group in scenario.instances.values())
-
-
-def places_of(top: TopologySection) -> int:
-    return top.racks * top.nodes_per_rack * top.instances_per_node
 
 
 def _capacities(scenario: Scenario) -> Iterator[str]:

@@ -17,12 +17,12 @@ from typing import Any
 from kv_cache.config.axes import Axis, axes_of, count_of, nested, table_of, word
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
-from kv_cache.config.schema import describe, overlay, print_config, show
+from kv_cache.config.schema import describe, overlay, show
 from kv_cache.config.yaml_files import data_file, read_yaml, shipped_names, yaml_value
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.seed import Seed
 
-__all__ = ["Scenarios", "Variant", "check", "print_scenario", "read_scenarios", "scenario_names"]
+__all__ = ["Scenarios", "Variant", "check", "read_scenarios", "scenario_names"]
 
 MOST_RUNS = 10_000
 MOST_SEEDS = 1000
@@ -152,11 +152,6 @@ _AS_IT_IS = _AsItIs()
 def seed_of(seed: int, repeat: int) -> int:
     """The seed of a repeat; the first has the scenario's own."""
     return Seed(seed).child("repeat", repeat).integer() % 2**32 if repeat else seed
-
-
-def print_scenario(scenario: Scenario) -> str:
-    """The effective scenario, with a comment above each option; it reads back equal."""
-    return print_config(scenario)
 
 
 def scenario_names() -> tuple[str, ...]:
@@ -336,7 +331,8 @@ def _setting(text: str, base: Scenario, axes: Mapping[str, Any]) -> tuple[str, A
 def _is_list_of(path: str, value: Any, axes: Mapping[str, Any]) -> bool:
     """Whether `value` is a list for what varies."""
     varying = any(isinstance(axes[key], Mapping) and path in axes[key] for key in ("vary", "zip"))
-    return varying and isinstance(value, list) and not _is_pair(path)
+    takes_a_pair = isinstance(_DEFAULTS.get(path), tuple)
+    return varying and isinstance(value, list) and not takes_a_pair
 
 
 def _changed(columns: Any, changed: dict[str, Any], key: str, source: str) -> Any:
@@ -357,10 +353,6 @@ def _changed(columns: Any, changed: dict[str, Any], key: str, source: str) -> An
                 "them, or set another option"
             )
     return lists
-
-
-def _is_pair(path: str) -> bool:
-    return isinstance(_DEFAULTS.get(path), tuple)
 
 
 _DEFAULTS: Mapping[str, Any] = {option.path: option.default for option in describe(Scenario)}

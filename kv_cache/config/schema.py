@@ -102,18 +102,6 @@ class Option:
     rule: Rule
 
     @property
-    def help(self) -> str:
-        return self.rule.help
-
-    @property
-    def unit(self) -> str | None:
-        return self.rule.unit
-
-    @property
-    def bounds(self) -> str:
-        return self.rule.bounds
-
-    @property
     def flag(self) -> str | None:
         return self.rule.flag
 

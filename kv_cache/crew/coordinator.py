@@ -186,7 +186,7 @@ class Coordinator:
             self._stop_before_the_beginning()
             if first_s is None and any(rank.here for rank in self._ranks):
                 first_s = time.monotonic()
-            if first_s is not None and self._late(first_s):
+            if first_s is not None and time.monotonic() - first_s > self._patience_s:
                 missing = ", ".join(str(rank) for rank in self._ranks if rank.config is None)
                 problem = f"{missing} did not come, or did not get ready to begin"
                 raise _Over(Exit.EARLY, f"{problem}, in {self._patience_s:g} s (--clients-timeout)")
@@ -198,9 +198,6 @@ class Coordinator:
     @property
     def _patience_s(self) -> float:
         return self.plan.config.run.clients_timeout_s
-
-    def _late(self, since_s: float) -> bool:
-        return time.monotonic() - since_s > self._patience_s
 
     def _join(self, wire: Wire, about: Message) -> None:
         number, plan = int(about.get("rank", -1)), self.plan

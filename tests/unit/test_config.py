@@ -172,9 +172,9 @@ class TestDefaults:
 
     def test_each_option_explains_itself(self) -> None:
         for option in describe(Config):
-            assert option.help
-            assert "\n" not in option.help
-            assert option.help.isprintable()
+            assert option.rule.help
+            assert "\n" not in option.rule.help
+            assert option.rule.help.isprintable()
 
     def test_flags_are_unique(self) -> None:
         flags = [option.flag for option in describe(Config) if option.flag]
