@@ -33,11 +33,16 @@ def word(value: Any) -> str:
     return _PLAIN.sub("_", str(value).rstrip("/").rpartition("/")[2])
 
 
-def nested(path: str, value: Any) -> Any:
-    """Return `{"run": {"seed": 5}}` for `run.seed` and 5."""
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return value
+def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `{"run": {"seed": 5}}` for `{"run.seed": 5}`."""
+    tree: dict[str, Any] = {}
+    for path, value in dotted.items():
+        *parents, last = path.split(".")
+        branch = tree
+        for name in parents:
+            branch = branch.setdefault(name, {})
+        branch[last] = value
+    return tree
 
 
 # --- reading ---------------------------------------------------------------------------------

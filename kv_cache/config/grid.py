@@ -159,7 +159,7 @@ def _options_in(value: Any, source: str, key: str) -> dict[str, Any]:
 def _require(path: object, value: Any, source: str, key: str) -> None:
     """Raise ConfigError if a grid may not set an option, or not to this value."""
     _require_option(path, source, key)
-    overlay(Config(), nested(str(path), value), f"{source}, {key}")
+    overlay(Config(), nested({str(path): value}), f"{source}, {key}")
 
 
 def _require_option(path: object, source: str, key: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kv_cache.config.axes import nested
 from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.root import Config, options
 from kv_cache.config.rules import check
@@ -56,9 +57,9 @@ def load_config(
     overrides = overrides or {}
     path = config_file(None if path is None else Path(path))
     tree = None if path is None else read_yaml(path)
-    config = overlay(Config(), _nested(_personality(tree, overrides)))
+    config = overlay(Config(), nested(_personality(tree, overrides)))
     config = overlay(config, tree, str(path))
-    config = overlay(config, _nested(overrides))
+    config = overlay(config, nested(overrides))
     if config.output.io_trace_log is not None:  # as in the reference, no I/O is done
         config = replace(config, run=replace(config.run, virtual_time=True))
     check(config)
@@ -98,15 +99,3 @@ def find_config(path: Path) -> Path:
         f"there is no configuration file {show(str(path))}, nor a shipped one of that name."
         f"{did_you_mean(path.stem, known)}"
     )
-
-
-def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"run.seed": 5}` to `{"run": {"seed": 5}}`."""
-    tree: dict[str, Any] = {}
-    for path, value in dotted.items():
-        *parents, last = path.split(".")
-        branch = tree
-        for name in parents:
-            branch = branch.setdefault(name, {})
-        branch[last] = value
-    return tree

@@ -161,9 +161,7 @@ def scenario_names() -> tuple[str, ...]:
 
 def overlaid(scenario: Scenario, values: Mapping[str, Any], where: str) -> Scenario:
     """`scenario` with options by dotted path put over it. Raises ConfigError."""
-    for path, value in values.items():
-        scenario = overlay(scenario, nested(path, value), where)
-    return scenario
+    return overlay(scenario, nested(values), where)
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -398,7 +396,7 @@ def _require(path: object, value: Any, base: Scenario, source: str, key: str) ->
         raise ConfigError(f"{where}: {path} does not vary; seeds: N repeats with other seeds")
     if any(option.startswith(f"{path}.") for option in _DEFAULTS):
         raise ConfigError(f"{where}: {path} is a section; give an option of it")
-    overlay(base, nested(path, value), where)
+    overlay(base, nested({path: value}), where)
 
 
 def _require_named(table: str, inside: str, base: Scenario, where: str) -> None:

@@ -441,6 +441,12 @@ def to_mapping(obj: Any) -> Any:
     return obj
 
 
+def same_fields(cls: type[T], section: Any) -> T:
+    """Return a `cls` whose every field is the option of that name in a section."""
+    names = (field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+    return cls(**{name: getattr(section, name) for name in names})
+
+
 def describe(cls: type[Any]) -> Iterator[Option]:
     """All options of a section, at any depth, in the order in which they are declared."""
     yield from _describe(cls(), "")
