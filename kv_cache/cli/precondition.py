@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from kv_cache.app.precondition import configured, precondition
 from kv_cache.bench.interrupts import interrupts
+from kv_cache.cli.beginning import begin, dry_run
 from kv_cache.cli.command import Command, OfRun
 from kv_cache.cli.printing import print_result
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin, dry_run
 
 COMMAND = Command(
     name="precondition",

@@ -14,8 +14,9 @@ from kv_cache.app.mlperf_rank import (
     rank_start,
 )
 from kv_cache.bench.interrupts import interrupts
+from kv_cache.cli.beginning import loaded
 from kv_cache.cli.command import Command
-from kv_cache.cli.run import loaded, measure
+from kv_cache.cli.run import measure
 from kv_cache.core.errors import NoAnswerError, UsageError
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.crew.launched import rank_of
