@@ -28,7 +28,7 @@ import yaml
 
 from kv_cache.config.profile import Profile, read_profile
 from kv_cache.config.schema import from_mapping, opt, show, to_mapping
-from kv_cache.config.yaml_files import read_yaml
+from kv_cache.config.yaml_files import of_schema, read_yaml
 from kv_cache.core.errors import ConfigError, did_you_mean
 
 SCHEMA = "kv-cache-hardware/1"
@@ -277,13 +277,9 @@ def read_sheet(file: Path) -> Sheet:
 
 def sheet_of(values: object, where: str) -> Sheet:
     """Plain values, each checked by itself. Raises ConfigError."""
-    if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
-        schema = values.get("schema") if isinstance(values, Mapping) else None
-        raise ConfigError(
-            f"hardware {where}: its schema is {show(schema)}, not {SCHEMA}; give a file that "
-            "kv-cache.py calibrate wrote, or an overlay with that schema"
-        )
-    plain = _plain({key: value for key, value in values.items() if key != "schema"})
+    instead = "give a file that kv-cache.py calibrate wrote, or an overlay with that schema"
+    document = of_schema(values, SCHEMA, f"hardware {where}", instead)
+    plain = _plain({key: value for key, value in document.items() if key != "schema"})
     _check_units(Sheet, plain, f"hardware {where}", "")
     sheet = from_mapping(Sheet, plain, f"hardware {where}")
     for kind in ("gpus", "storage"):

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from kv_cache.config.schema import Rule, from_mapping, one_line, opt, show, to_mapping
-from kv_cache.config.yaml_files import read_yaml, shipped
+from kv_cache.config.yaml_files import of_schema, read_yaml, shipped
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import NS_PER_US
@@ -157,14 +157,10 @@ def read_profile(path: str | Path) -> Profile:
     return replace(profile, name=str(path), facts={**profile.facts, "sha256": sha256})
 
 
-def profile_of(values: object, file: Path) -> Profile:
+def profile_of(section: object, file: Path) -> Profile:
     """Check the values of a profile; `file` is what messages call it. Raises ConfigError."""
-    if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
-        schema = values.get("schema") if isinstance(values, Mapping) else None
-        raise ConfigError(
-            f"profile {file}: its schema is {show(schema)}, not {SCHEMA}; give a file that "
-            "kv-cache.py probe wrote"
-        )
+    instead = "give a file that kv-cache.py probe wrote"
+    values = of_schema(section, SCHEMA, f"profile {file}", instead)
     for key in values:
         if key not in (*_FACTS, "schema", *_LISTS):
             word = key if isinstance(key, str) else show(key)

@@ -18,7 +18,7 @@ from kv_cache.config.axes import Axis, axes_of, count_of, nested, table_of, word
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
 from kv_cache.config.schema import describe, overlay, show
-from kv_cache.config.yaml_files import data_file, read_yaml, shipped_names, yaml_value
+from kv_cache.config.yaml_files import find_config, read_yaml, shipped_names, yaml_value
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.seed import Seed
 
@@ -237,7 +237,7 @@ def _without(table: Mapping[str, Any], paths: Sequence[str]) -> tuple[dict[str, 
 
 
 def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:
-    source = str(_find(path))
+    source = str(find_config(path, "scenario", _FOLDER))
     tree = read_yaml(Path(source))
     if not isinstance(tree, Mapping):
         raise ConfigError(
@@ -250,20 +250,6 @@ def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:
                 f"{source}: {show(key)} is no key of a scenario.{did_you_mean(str(key), known)}"
             )
     return source, tree
-
-
-def _find(path: Path) -> Path:
-    """A file as it is, else the shipped scenario of that name."""
-    if path.exists():
-        return path
-    name = path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml"
-    plain = path.parent in (Path(), Path(_FOLDER), Path("configs") / _FOLDER)
-    if plain and Path(name).stem in scenario_names():
-        return data_file("configs", f"{_FOLDER}/{name}")
-    raise ConfigError(
-        f"there is no scenario file {show(str(path))}, nor a shipped one of that name."
-        f"{did_you_mean(path.stem, scenario_names())}"
-    )
 
 
 def _preset(

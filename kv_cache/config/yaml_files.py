@@ -41,6 +41,22 @@ def shipped_names(kind: Kind, folder: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (data_folder(kind) / folder).glob("*.yaml")))
 
 
+def find_config(path: Path, what: str, folder: str = "") -> Path:
+    """Return a file as it is, else the shipped one of that name, in a folder of `configs`. Raises
+    ConfigError that says `what` file there is not."""
+    path = path.expanduser()
+    if os.path.exists(path):
+        return path
+    name = path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml"
+    plain = path.parent in (Path(), Path(folder), Path("configs", folder))
+    if plain and (file := find_shipped("configs", str(Path(folder, name)))):
+        return file
+    raise ConfigError(
+        f"there is no {what} file {show(str(path))}, nor a shipped one of that name."
+        f"{did_you_mean(path.stem, shipped_names('configs', folder))}"
+    )
+
+
 def shipped(kind: Kind, text: str) -> Path:
     """`text` as a path; where it says `datasets/...` and is not there, the shipped file."""
     path = Path(text)
@@ -64,6 +80,14 @@ def read_model(path: Path, kv_bytes_per_token: int = 0) -> ModelShape:
             f"model {show(str(file))} holds no JSON object; give a Hugging Face config.json"
         )
     return model_from_hf(config, str(file), kv_bytes_per_token)
+
+
+def of_schema(values: object, schema: str, where: str, instead: str) -> Mapping[Any, Any]:
+    """Return the values of a file that says that it has this schema. Raises ConfigError."""
+    if isinstance(values, Mapping) and values.get("schema") == schema:
+        return values
+    there = values.get("schema") if isinstance(values, Mapping) else None
+    raise ConfigError(f"{where}: its schema is {show(there)}, not {schema}; {instead}")
 
 
 def read_yaml(path: Path) -> object:
