@@ -127,16 +127,12 @@ def _roles(scenario: Scenario) -> Iterator[str]:
     roles = {group.role for group in scenario.instances.values()}
     if not roles:
         yield "instances is empty: nobody can serve; give a group (instances: {gpu: {count: 8}})"
-    elif roles == {"decode"}:
-        yield (
-            "instances: no prefill instance, all groups have role decode; give one role prefill "
-            "or mixed"
-        )
-    elif roles == {"prefill"}:
-        yield (
-            "instances: no decode instance, all groups have role prefill; give one role decode "
-            "or mixed"
-        )
+    for all_have, none_has in (("decode", "prefill"), ("prefill", "decode")):
+        if roles == {all_have}:
+            yield (
+                f"instances: no {none_has} instance, all groups have role {all_have}; give one "
+                f"role {none_has} or mixed"
+            )
 
 
 def _places(scenario: Scenario) -> Iterator[str]:
