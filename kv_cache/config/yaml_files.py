@@ -24,18 +24,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
-def data_file(kind: Kind, name: str) -> Path:
-    """A shipped file of `configs` or `datasets`, in the wheel or the checkout. Raises ConfigError.
-
-    `name` may have folders in it, but leads nowhere else.
-    """
-    file = find_shipped(kind, name)
-    if file is None:
-        known = {p.name for p in data_folder(kind).glob("*") if not p.name.startswith(".")}
-        raise ConfigError(f"no {show(name)} among the shipped {kind}.{did_you_mean(name, known)}")
-    return file
-
-
 def shipped_names(kind: Kind, folder: str) -> tuple[str, ...]:
     """The YAML files that are shipped in a folder, by name and without their endings."""
     return tuple(sorted(path.stem for path in (data_folder(kind) / folder).glob("*.yaml")))
@@ -195,7 +183,8 @@ def data_folder(kind: Kind) -> Path:
 
 
 def find_shipped(kind: Kind, name: str) -> Path | None:
-    """Return a shipped file; None if it does not exist."""
+    """Return a shipped file, in the wheel or the checkout; None if it does not exist. `name` may
+    have folders in it, but leads nowhere else."""
     folder = data_folder(kind).resolve()
     try:
         path = (folder / name).resolve()
