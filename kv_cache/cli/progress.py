@@ -305,7 +305,7 @@ class RunProgress:
             saturation=None if level is None else level.level,
             tiers=tiers,
             storage=tiers[-1] if tiers else None,
-            slos=[self._slo(slo) for slo in self._slos if self._any(slo)],
+            slos=[self._slo(slo) for slo in self._slos if (slo.qos, slo.measure) in self._seen],
             failed_operations=sum(dict(run.recorder.failures).values()),
             failed_requests=run.totals.requests(Outcome.FAILED),
             rejected=run.totals.requests(Outcome.REJECTED),
@@ -342,9 +342,6 @@ class RunProgress:
             ):
                 if latency.count:
                     self._seen[qos, measure] = latency
-
-    def _any(self, slo: Slo) -> bool:
-        return (slo.qos, slo.measure) in self._seen
 
     def _slo(self, slo: Slo) -> SloNow:
         seen = self._seen[slo.qos, slo.measure]

@@ -131,7 +131,8 @@ class Coordinator:
         """Return the result of all, which `on_result` gets before the ranks are let go; `refuse`
         gets the reasons if nothing could begin."""
         self._caught = caught
-        new = [path for path in _directories(self.plan.config) if not path.exists()]
+        places = storage_places(self.plan.config)  # the cache directories of this machine's ranks
+        new = [place for place in places if isinstance(place, Path) and not place.exists()]
         try:
             with progress.bar() as self._bar:
                 self._start_children()
@@ -526,11 +527,6 @@ class Coordinator:
             if wire is not None:
                 wire.close()
         self._listener.close()
-
-
-def _directories(config: Config) -> list[Path]:
-    """Return where the ranks on this machine have their cache directories."""
-    return [place for place in storage_places(config) if isinstance(place, Path)]
 
 
 def _remove_empty(directories: Sequence[Path]) -> None:
