@@ -7,7 +7,7 @@ here, each with its source. The file is written last, whole or not at all.
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from kv_cache.config.hardware import (
     Provenance,
     Sheet,
     Storage,
-    empty,
     hardware_of,
     hardware_text,
     overlaid,
@@ -134,7 +133,7 @@ def checked(options: CalibrateOptions) -> CalibrationPlan:
         _check_dates(sheet, text)
     plan = CalibrationPlan(
         output=output,
-        base=empty(options.name, options.description),
+        base=Sheet(name=options.name, description=options.description),
         overlays=overlays,
         to_measure={n: _drive(n, text, options, output) for n, text in directories.items()},
         measured={name: Path(text) for name, text in files.items()},
@@ -174,8 +173,7 @@ def _drive(name: str, text: str, options: CalibrateOptions, output: Path) -> Pro
 def _check_dates(sheet: Sheet, text: str) -> None:
     """Refuse an overlay whose values were read tomorrow."""
     today = date.today()
-    whole = HardwareProfile(file=text, **{f.name: getattr(sheet, f.name) for f in fields(sheet)})
-    for name, section in whole.sections():
+    for name, section in sheet.sections():
         day = section.provenance.date
         if day is not None and date.fromisoformat(day) > today:
             raise ConfigError(

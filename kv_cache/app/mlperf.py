@@ -26,8 +26,8 @@ from kv_cache.mlperf.manifest import (
     FINISHED,
     INCOMPLETE,
     INTERRUPTED,
-    EndedTrial,
     RunningRecord,
+    TrialRecord,
     utc_now,
     write_manifest,
 )
@@ -117,7 +117,7 @@ class _Sequence:
                 if caught.came or Exit.REFUSED in row.exit_codes:
                     return
                 if not row.complete:
-                    log.error("option %d is given up: %s", option, row.problem)
+                    log.error("option %d is given up: %s", option, row.message)
                     break
 
     def _rest(self) -> bool:
@@ -129,7 +129,7 @@ class _Sequence:
             caught.stop.wait(min(POLL_S, left_s))
         return not caught.came
 
-    def _run_trial(self, option: int, number: int) -> EndedTrial:
+    def _run_trial(self, option: int, number: int) -> TrialRecord:
         job, plan = self.job, self.job.plan
         window_s = plan.window_s(option)
         name = MLPERF_OPTIONS[option].name
@@ -157,9 +157,10 @@ class _Sequence:
         if problem is not None:
             log.error("%s: incomplete: %s", title, problem)
             log.error("%s", trial.last_words())
-        return EndedTrial(
+        return TrialRecord(
             option=option, trial=number, started_utc=started_utc, ended_utc=utc_now(),
-            arguments=words, exit_codes=codes, problem=problem, left_in_cache=_left(job.cache),
+            arguments=words, exit_codes=list(codes), complete=problem is None, message=problem,
+            left_in_cache=_left(job.cache),
         )  # fmt: skip
 
     def _show(self, text: str, elapsed_s: float = 0.0) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from kv_cache.app.prepare import Job
 from kv_cache.bench.cache_dir import obtainable_bytes
-from kv_cache.config.root import value_at
 from kv_cache.config.sections import FILES_BESIDE
+from kv_cache.config.unread import value_at
 from kv_cache.core.units import MISSING, human_bytes
 from kv_cache.view.parts import View
 from kv_cache.view.planned import planned

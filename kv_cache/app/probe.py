@@ -322,6 +322,6 @@ def _repeated_over_first(cells: Sequence[Cell]) -> float | None:
     for cell in cells:
         if cell.read_share == 1:
             point = speeds.setdefault((cell.object_bytes, cell.concurrency), {})
-            point[cell.repeated] = cell.bytes_per_s
+            point[cell.repeated] = cell.bytes_per_second
     ratios = sorted(both[True] / both[False] for both in speeds.values() if len(both) == 2)
     return ratios[len(ratios) // 2] if ratios else None

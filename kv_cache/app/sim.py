@@ -24,11 +24,10 @@ from kv_cache.config.scenarios import (
     MOST_SEEDS,
     PRESETS,
     Scenarios,
-    print_scenario,
     read_scenarios,
     scenario_names,
 )
-from kv_cache.config.schema import opt, to_mapping
+from kv_cache.config.schema import opt, print_config, to_mapping
 from kv_cache.core.errors import ConfigError
 from kv_cache.files.cluster_events import LINES
 from kv_cache.files.cluster_tables import RUNS_MARK, runs_csv
@@ -113,7 +112,7 @@ def _presets(name: str) -> str:
 
 def scenario_text(options: SimOptions) -> str:
     """Return every option of the scenario, without what varies, as YAML. Raises ConfigError."""
-    return print_scenario(Scenario() if options.scenario is None else _study(options).base)
+    return print_config(Scenario() if options.scenario is None else _study(options).base)
 
 
 def sim(

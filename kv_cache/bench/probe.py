@@ -44,7 +44,7 @@ from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
 from kv_cache.core.errors import NoAnswerError, PlaceError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import MIB, NS_PER_S, human_bytes, s_to_ns
+from kv_cache.core.units import MIB, NS_PER_S, NS_PER_US, human_bytes, s_to_ns
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.nvme import choose_engine, open_storage
@@ -392,9 +392,9 @@ class StorageProbe:
                     Burst(
                         object_bytes=nbytes,
                         concurrency=count,
-                        kind=kind,
-                        mean_ns=max(1, round(mean_ns)),
-                        last_ns=max(1, round(last_ns)),
+                        kind=kind.value,
+                        mean_us=_us(mean_ns),
+                        last_us=_us(last_ns),
                     )
                 )
 
@@ -512,8 +512,8 @@ def summarise(
         object_bytes=nbytes,
         concurrency=len(done),
         read_share=read_share,
-        repeated=repeated,
-        bytes_per_s=inside / (until_ns - from_ns) * NS_PER_S,
+        data="repeated" if repeated else "first",
+        bytes_per_second=inside / (until_ns - from_ns) * NS_PER_S,
         in_flight=busy_ns / (until_ns - from_ns),
         reads=reads,
         writes=writes,
@@ -534,11 +534,16 @@ def _service(device_ns: Sequence[int]) -> Service | None:
         return None
     return Service(
         operations=times.count,
-        mean_ns=max(1, round(times.mean or 0)),
-        p50_ns=max(1, round(times.at_rank(50) or 0)),
-        p99_ns=max(1, round(times.at_rank(99) or 0)),
-        quantiles_ns=tuple(max(1, round(times.at_rank(p) or 0)) for p in QUANTILES),
+        mean_us=_us(times.mean),
+        p50_us=_us(times.at_rank(50)),
+        p99_us=_us(times.at_rank(99)),
+        quantiles_us=tuple(_us(times.at_rank(p)) for p in QUANTILES),
     )
+
+
+def _us(ns: float | None) -> float:
+    """Return microseconds, in whole nanoseconds of which there is one at least."""
+    return max(1, round(ns or 0)) / NS_PER_US
 
 
 def refusals(probed: Probed) -> list[Mapping[str, Any]]:

@@ -52,15 +52,9 @@ def main(argv: Sequence[str]) -> int:
         if argv and not argv[0].startswith("-"):
             return _called(argv[0], argv[1:])
         return command_of("run")(argv)
-    except UsageError as error:
+    except (UsageError, BrokenLawError, NoAnswerError) as error:
         print(f"kv-cache: {error}", file=sys.stderr)
-        return Exit.REFUSED
-    except BrokenLawError as error:
-        print(f"kv-cache: {error}", file=sys.stderr)
-        return Exit.EARLY
-    except NoAnswerError as error:
-        print(f"kv-cache: {error}", file=sys.stderr)
-        return Exit.NO_ANSWER
+        return error.exit
 
 
 def _called(name: str, argv: Sequence[str]) -> int:

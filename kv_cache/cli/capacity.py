@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from kv_cache.app.capacity import CapacityOptions, capacity, configured, planned_capacity
 from kv_cache.bench.interrupts import interrupts
+from kv_cache.cli.beginning import begin
 from kv_cache.cli.command import Command
 from kv_cache.cli.printing import print_result
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin
 from kv_cache.core.exits import Exit
 from kv_cache.view.terminal import terminal
 

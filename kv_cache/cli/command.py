@@ -22,6 +22,7 @@ from kv_cache.cli.flags import (
     begin_logging,
     from_environment,
     invocation_of,
+    joined,
     log_environment,
     set_values,
     unknown,
@@ -35,6 +36,11 @@ from kv_cache.core.exits import Exit
 T = TypeVar("T")
 
 _RUN_FLAGS = "Flags of run may follow: see run --help-all."
+
+
+@dataclass(frozen=True)
+class OfRun:
+    """All options are those of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +108,7 @@ class Command(Generic[T]):
         environment = from_environment(self._known, self.name)
         over = {
             **set_values(() if self._has_own_set else flags.get("--set", ()), self._known),
-            **{path: _joined(value) for path, value in words.items()},
+            **{path: joined(value) for path, value in words.items()},
         }
         values = {**environment.values, **over}
         for path, option in self._known.items():
@@ -164,13 +170,6 @@ def dispatch(
         near = did_you_mean(argv[0], commands)
         raise ConfigError(f"{name} {argv[0]!r}: there is no such command.{near}")
     return command(argv[1:])
-
-
-def _joined(value: Any) -> Any:
-    """Return the values of several words, or of a flag that is repeated, as one tuple."""
-    if not isinstance(value, list):
-        return value
-    return tuple(item for each in value for item in (each if isinstance(each, tuple) else (each,)))
 
 
 def flags_name(option: Option) -> str:

@@ -157,16 +157,19 @@ def add_help(parser: argparse.ArgumentParser, page: str | None) -> None:
 
 def add_run_flags(parser: argparse.ArgumentParser, *, hidden: bool = False) -> None:
     """Add every flag of `run` that `parser` does not have yet; `hidden` from its help."""
-    taken = set(parser._option_string_actions)
+    taken, shown = set(parser._option_string_actions), len(parser._actions)
     groups: dict[str, argparse._ActionsContainer] = {}
     for title, text in _GROUPS.items():
         groups[title] = parser if hidden else parser.add_argument_group(title, text)
-    _add_general(groups["What to run"], hidden=hidden)
+    _add_general(groups["What to run"])
     for option in options().values():
         if option.flag is not None and option.flag not in taken:
-            add_option(groups[_group_of(option.path)], option, hidden=hidden)
-    _add_arrival(groups["Arrivals"], hidden=hidden)
-    _add_absent(groups["Not in this version"], hidden=hidden)
+            title = _GROUP_OF.get(option.path) or _GROUP_OF[option.path.split(".")[0]]
+            add_option(groups[title], option)
+    _add_arrival(groups["Arrivals"])
+    _add_absent(groups["Not in this version"])
+    for action in parser._actions[shown:] if hidden else ():
+        action.help = argparse.SUPPRESS
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -226,44 +229,39 @@ class Parser(argparse.ArgumentParser):
 # --- adding flags --------------------------------------------------------------------------
 
 
-def _add_general(group: argparse._ActionsContainer, *, hidden: bool) -> None:
+def _add_general(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--config", dest="--config", metavar="FILE", type=_path, action=Once,
-        help=_or_hidden("YAML configuration: a file, or the name of a shipped one such as quick; "
-        "flags override it", hidden),
+        help="YAML configuration: a file, or the name of a shipped one such as quick; flags "
+        "override it",
     )  # fmt: skip
     modes = group.add_mutually_exclusive_group()
     for flag, text in (
         ("--prefill-only", "Run only the stages before generation: reads of history and writes"),
         ("--decode-only", "Run only generation, reading a cache that is populated first"),
     ):
-        modes.add_argument(flag, dest=flag, action="store_true", help=_or_hidden(text, hidden))
-    add_set(group, "run.num_users=50", hidden=hidden)
+        modes.add_argument(flag, dest=flag, action="store_true", help=text)
+    add_set(group, "run.num_users=50")
     text = "Check everything, print what would be done, and do nothing"
-    group.add_argument(
-        "--dry-run", dest="--dry-run", action="store_true", help=_or_hidden(text, hidden)
-    )
-    text = "Least severe level of messages on stderr [default INFO]"
+    group.add_argument("--dry-run", dest="--dry-run", action="store_true", help=text)
     group.add_argument(
         "--log-level", dest="--log-level", type=_word("--log-level", LOG_LEVELS, str.upper),
-        metavar=_braces(LOG_LEVELS), help=_or_hidden(text, hidden),
+        metavar=_braces(LOG_LEVELS), help="Least severe level of messages on stderr [default INFO]",
     )  # fmt: skip
 
 
-def add_set(group: argparse._ActionsContainer, example: str, *, hidden: bool = False) -> None:
+def add_set(group: argparse._ActionsContainer, example: str) -> None:
     """Add `--set key=value`, for any option and as often as wanted."""
     text = f"Any option by its key, as {example}; may be repeated"
-    group.add_argument(
-        "--set", dest="--set", metavar="KEY=VALUE", action="append", help=_or_hidden(text, hidden)
-    )
+    group.add_argument("--set", dest="--set", metavar="KEY=VALUE", action="append", help=text)
 
 
-def add_option(group: argparse._ActionsContainer, option: Option, *, hidden: bool = False) -> None:
+def add_option(group: argparse._ActionsContainer, option: Option) -> None:
     """Add the flag of an option, or the word without a flag. A switch sets the opposite of a bool's
     default; a bool without default gets `--no-` too."""
     flag = option.flag
     assert flag is not None
-    text = _or_hidden(_help(option).replace("%", "%%"), hidden)
+    text = _help(option).replace("%", "%%")
     reads = partial(read_text, option, name=flag)
     if not flag.startswith("-"):
         number = "+" if option.rule.required else "*" if get_origin(option.kind) is tuple else "?"
@@ -283,53 +281,44 @@ def add_option(group: argparse._ActionsContainer, option: Option, *, hidden: boo
     elif option.optional:
         shape |= {"action": argparse.BooleanOptionalAction}
     else:
-        shape["help"] = text if not option.default or hidden else f"Turn off: {text}"
+        shape["help"] = f"Turn off: {text}" if option.default else text
         shape |= {"action": "store_const", "const": not option.default}
     group.add_argument(*names, **shape)
 
 
-def _or_hidden(text: str, hidden: bool) -> str:
-    return argparse.SUPPRESS if hidden else text
-
-
-def _add_arrival(group: argparse._ActionsContainer, *, hidden: bool) -> None:
+def _add_arrival(group: argparse._ActionsContainer) -> None:
     mode, process = options()["arrival.mode"].rule, options()["arrival.process"].rule
-    assert mode.choices is not None
-    assert process.choices is not None
     words = (*mode.words, *process.words)
     group.add_argument(
-        "--arrival", dest="--arrival", metavar=_braces(words),
-        type=_word("--arrival", words),
-        help=_or_hidden(f"{mode.help}; fixed, poisson and gamma = open, spaced so by "
-        "--request-rate [default closed; a --request-rate alone spaces evenly what closed users "
-        "ask]", hidden),
+        "--arrival", dest="--arrival", metavar=_braces(words), type=_word("--arrival", words),
+        help=f"{mode.help}; fixed, poisson and gamma = open, spaced so by --request-rate [default "
+        "closed; a --request-rate alone spaces evenly what closed users ask]",
     )  # fmt: skip
 
 
-def _add_absent(group: argparse._ActionsContainer, *, hidden: bool) -> None:
-    group.add_argument(
-        "--nvme-backend", dest="--nvme-backend", metavar="X", type=partial(_only, "--nvme-backend"),
-        help=_or_hidden("only file; the computational-storage flags (--cpcs-*, --spdk-*) are "
-        "refused", hidden),
-    )  # fmt: skip
-    group.add_argument(
-        "--cpcs-mode", dest="--cpcs-mode", metavar="X", type=partial(_only, "--cpcs-mode"),
-        help=_or_hidden("only off", hidden),
-    )  # fmt: skip
+_ONLY: Mapping[str, tuple[str, str]] = {
+    "--nvme-backend": (
+        "file", "; the computational-storage flags (--cpcs-*, --spdk-*) are refused",
+    ),
+    "--cpcs-mode": ("off", ""),
+}  # fmt: skip
+"""Flags of the reference of which one value alone is possible, and what else their help says."""
 
 
-def _group_of(path: str) -> str:
-    return _GROUP_OF.get(path) or _GROUP_OF[path.split(".")[0]]
+def _add_absent(group: argparse._ActionsContainer) -> None:
+    for flag, (word, more) in _ONLY.items():
+        reads = partial(_only, flag)
+        group.add_argument(flag, dest=flag, metavar="X", type=reads, help=f"only {word}{more}")
 
 
 def _help(option: Option) -> str:
     """`Cards; their memory adds up [1 to 65536; default 1]`."""
-    notes = [option.unit, None if option.rule.choices else option.bounds]
-    default = option.default
-    if default not in (None, {}, ()) and option.kind is not bool and not option.rule.required:
+    rule, default = option.rule, option.default
+    notes = [rule.unit, None if rule.choices else rule.bounds]
+    if default not in (None, {}, ()) and option.kind is not bool and not rule.required:
         notes.append(f"default {_shown(default)}")
     text = "; ".join(note for note in notes if note)
-    return f"{option.help} [{text}]" if text else option.help
+    return f"{rule.help} [{text}]" if text else rule.help
 
 
 def _shown(default: object) -> str:
@@ -370,7 +359,7 @@ def _word(
 
 
 def _only(flag: str, text: str) -> str:
-    if text != {"--nvme-backend": "file", "--cpcs-mode": "off"}[flag]:
+    if text != _ONLY[flag][0]:
         raise _no_cpcs(f"{flag} {text}")
     return text
 
@@ -393,11 +382,7 @@ def unknown(extras: Sequence[str], parser: argparse.ArgumentParser) -> ConfigErr
         )
     if flag in _CPCS_FLAGS or flag.startswith(_CPCS_PREFIXES):
         return _no_cpcs(flag)
-    return _no_flag(flag, parser._option_string_actions)
-
-
-def _no_flag(flag: str, known: Iterable[str]) -> ConfigError:
-    near = did_you_mean(flag, known)
+    near = did_you_mean(flag, parser._option_string_actions)
     return ConfigError(
         f"{flag} is not a flag.{near if near.startswith(' Did') else ' See --help.'}"
     )
@@ -513,7 +498,7 @@ def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, A
 
 def _overrides(flags: Mapping[str, Any]) -> dict[str, Any]:
     paths = {option.flag: option.path for option in options().values() if option.flag}
-    overrides = {paths[flag]: _frozen(value) for flag, value in flags.items() if flag in paths}
+    overrides = {paths[flag]: joined(value) for flag, value in flags.items() if flag in paths}
     if "--prefill-only" in flags:
         overrides["run.mode"] = RunMode.PREFILL_ONLY.value
     if "--decode-only" in flags:
@@ -521,9 +506,11 @@ def _overrides(flags: Mapping[str, Any]) -> dict[str, Any]:
     return overrides | _arrival(flags)
 
 
-def _frozen(value: Any) -> Any:
-    """Values of a flag that was given several times are collected in a list."""
-    return tuple(value) if isinstance(value, list) else value
+def joined(value: Any) -> Any:
+    """Return the values of several words, or of a flag that is repeated, as one tuple."""
+    if not isinstance(value, list):
+        return value
+    return tuple(item for each in value for item in (each if isinstance(each, tuple) else (each,)))
 
 
 def _arrival(flags: Mapping[str, Any]) -> dict[str, str]:

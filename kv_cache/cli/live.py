@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tqdm.utils import disp_len, disp_trim
 
+from kv_cache.core.text import printable
 from kv_cache.core.units import GIB, MISSING, ns_to_ms
 from kv_cache.metrics.window import NO_LATENCY, Latency
 
@@ -107,7 +108,7 @@ def status_line(now: Snapshot, read_bytes: int, written_bytes: int, bytes_per_s:
 
 def cut(text: str, width: int) -> str:
     """`text` in one line of at most `width` columns, with an end that says that it was longer."""
-    plain = "".join(char if char.isprintable() else " " for char in text).rstrip()
+    plain = printable(text, instead=" ").rstrip()
     if disp_len(plain) <= width:
         return plain
     return disp_trim(plain, width - 3) + "..." if width > 3 else disp_trim(plain, max(width, 0))

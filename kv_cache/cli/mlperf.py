@@ -45,12 +45,9 @@ class CheckOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummarizeOptions:
+class SummarizeOptions(CheckOptions):
     """The tree that is summarized, and the form."""
 
-    tree: str = opt(
-        "-", "Results directory, or one sequence in it", flag="TREE", metavar="DIR", required=True
-    )
     json: bool = opt(False, "Print all numbers as JSON", flag="--json")
     markdown: bool = opt(False, "Print a table for pasting", flag="--markdown")
 

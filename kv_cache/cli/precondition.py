@@ -1,24 +1,17 @@
 """`kv-cache.py precondition`: bring a device into a steady state, and prove it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kv_cache.app.precondition import configured, precondition
 from kv_cache.bench.interrupts import interrupts
-from kv_cache.cli.command import Command
+from kv_cache.cli.beginning import begin, dry_run
+from kv_cache.cli.command import Command, OfRun
 from kv_cache.cli.printing import print_result
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin, dry_run
-
-
-@dataclass(frozen=True)
-class PreconditionOptions:
-    """All options are those of a run."""
-
 
 COMMAND = Command(
     name="precondition",
-    options=PreconditionOptions,
+    options=OfRun,
     of_run=True,
     about="""\
     Fill the device: --precondition-size-gb GiB in all (0 = twice --storage-capacity-gb), written

@@ -1,26 +1,19 @@
 """`kv-cache.py predict … --profile FILE`: what a run would measure, in virtual time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kv_cache.app.predict import configured, predict, prediction
 from kv_cache.bench.interrupts import interrupts
-from kv_cache.cli.command import Command
+from kv_cache.cli.beginning import begin, dry_run
+from kv_cache.cli.command import Command, OfRun
 from kv_cache.cli.printing import print_json, print_unwritten
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.run import begin, dry_run
 from kv_cache.view.prediction import prediction_table
 from kv_cache.view.terminal import table_lines
 
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """All options are those of a run."""
-
-
 COMMAND = Command(
     name="predict",
-    options=PredictOptions,
+    options=OfRun,
     of_run=True,
     about="""\
     Simulate the very load that run with these options would serve, on the machine of a profile

@@ -1,10 +1,9 @@
 """What a finished command prints: the result as a view, or as one document for programs."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kv_cache.core.text import as_json
+from kv_cache.core.text import as_json, printable
 from kv_cache.files.keep import Kept
 from kv_cache.files.result import Result
 from kv_cache.files.validation import validated_line
@@ -87,4 +86,4 @@ def summary(result: Result, of_trials: Sequence[Mapping[str, Any]] = ()) -> dict
 def print_plain(text: str) -> None:
     """Print text out of files that anybody may have written, such as a terminal can be shown."""
     for line in text.split("\n"):
-        sys.stdout.write("".join(c if c.isprintable() else "?" for c in line) + "\n")
+        print(printable(line))

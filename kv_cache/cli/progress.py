@@ -28,9 +28,10 @@ from kv_cache.cli.live import Side, SloNow, Snapshot, TierNow, cut, live_lines, 
 from kv_cache.config.build import class_slos
 from kv_cache.config.root import Config
 from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
+from kv_cache.core.text import printable
 from kv_cache.core.units import GIB, ns_to_ms
 from kv_cache.metrics.slo import Slo, SloMeasure
-from kv_cache.metrics.window import Latency, Totals, Window
+from kv_cache.metrics.window import Latency, Window
 
 STATUS_S = 10.0
 REDRAW_S = 0.5  # at most twice a second, and at once in a new phase
@@ -56,7 +57,7 @@ class Status:
 
     def say(self, text: str) -> None:
         with suppress(OSError, ValueError):  # a log that cannot be written ends no measurement
-            print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
 
 
 class TerminalProgress:
@@ -279,7 +280,7 @@ class RunProgress:
 
     def snapshot(self, run: RealRun) -> Snapshot:
         """What is known of the run now. Counters are read without the driver's lock."""
-        window, totals = run.latest, run.totals
+        window = run.latest
         if window is not None:
             self._remember(window)
         gauges = None if window is None else window.gauges
@@ -304,10 +305,10 @@ class RunProgress:
             saturation=None if level is None else level.level,
             tiers=tiers,
             storage=tiers[-1] if tiers else None,
-            slos=[self._slo(slo) for slo in self._slos if self._any(slo)],
+            slos=[self._slo(slo) for slo in self._slos if (slo.qos, slo.measure) in self._seen],
             failed_operations=sum(dict(run.recorder.failures).values()),
-            failed_requests=_ended(totals, Outcome.FAILED),
-            rejected=_ended(totals, Outcome.REJECTED),
+            failed_requests=run.totals.requests(Outcome.FAILED),
+            rejected=run.totals.requests(Outcome.REJECTED),
             warnings=self._warnings.count,
             latest_warning=self._warnings.latest,
         )
@@ -341,9 +342,6 @@ class RunProgress:
             ):
                 if latency.count:
                     self._seen[qos, measure] = latency
-
-    def _any(self, slo: Slo) -> bool:
-        return (slo.qos, slo.measure) in self._seen
 
     def _slo(self, slo: Slo) -> SloNow:
         seen = self._seen[slo.qos, slo.measure]
@@ -385,10 +383,6 @@ def _side(window: Window, tier: Tier, kind: OpKind) -> Side:
         operations_per_s=ops.operations / seconds,
         latency=ops.latency,
     )
-
-
-def _ended(totals: Totals, outcome: Outcome) -> int:
-    return sum(count for (_, _, how), count in totals.ended.items() if how is outcome)
 
 
 def _now(window: Window) -> list[str]:

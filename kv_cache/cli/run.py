@@ -9,27 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.app.crew_part import take_part
-from kv_cache.app.planned import planned_view
-from kv_cache.app.prepare import Start, output_of, prepare
+from kv_cache.app.prepare import Start, output_of
 from kv_cache.app.run import run
 from kv_cache.bench.interrupts import interrupts
-from kv_cache.bench.probes.foreign import count_as_ours
-from kv_cache.cli.flags import begin_logging, log_environment, parse
+from kv_cache.cli.beginning import dry_run, loaded
+from kv_cache.cli.flags import parse
 from kv_cache.cli.printing import print_json, print_result, summary
 from kv_cache.cli.progress import TerminalProgress
-from kv_cache.cli.supervisor import supervisor, tell
-from kv_cache.config.load import Invocation, is_the_references
 from kv_cache.config.root import Config
 from kv_cache.core.errors import UsageError
 from kv_cache.core.exits import Exit
-from kv_cache.core.mpirank import MpiRank
 from kv_cache.crew.coordinator import Coordinator
-from kv_cache.crew.launched import COORDINATOR, rank_of
+from kv_cache.crew.launched import rank_of
 from kv_cache.crew.per_rank import alone_note, config_of_rank, own_file, together_note
 from kv_cache.crew.seat import Refused, Seat
 from kv_cache.files.result import Result
 from kv_cache.result.trials import SCHEMA as TRIALS
-from kv_cache.view.terminal import terminal
 
 QUICK = Path("quick")
 
@@ -56,80 +51,35 @@ def main(argv: Sequence[str]) -> int:
     if rank.alone:
         return measure(config, Start(rank=rank), notes)
     rank_config = config_of_rank(config, rank, own_file(output_of(config), rank))
-    shows = rank_config.output.progress and rank.rank == 0  # one of several shows progress
-    rank_config = _shown(rank_config, shows)
+    if rank.rank:  # one of several shows progress
+        rank_config = _without_progress(rank_config)
     rank_notes = (*alone_note(rank), *([part] if part else []))
     return measure(rank_config, Start(rank=rank, notes=rank_notes), notes)
 
 
-def loaded(invocation: Invocation) -> tuple[Config, tuple[str, ...]]:
-    """Return the configuration that is asked for, and what to warn of; see `begin`."""
-    notes = begin(invocation)
-    return invocation.config(), notes
-
-
-def begin(invocation: Invocation) -> tuple[str, ...]:
-    """Begin to log, and tell the process that supervises this one how long a device may be silent.
-    Return what to warn of. Raises ConfigError."""
-    begin_logging(invocation.log_level)
-    if COORDINATOR not in os.environ and not rank_of(os.environ).rank:  # one rank says it for all
-        log_environment(invocation.environment.values())
-    tell(still_s=2 * invocation.config().run.answer_s)
-    if (parent := supervisor()) is not None:
-        count_as_ours(parent)
-    path = invocation.config_path
-    if path is None or not is_the_references(path):
-        return ()
-    note = "--config config.yaml: there is no such file here, so the defaults are taken"
-    return (f"{note}, which are the values of the reference's file of that name",)
-
-
-def dry_run(
-    config: Config, notes: Sequence[str], then: str = "", name: str = "benchmark_results"
-) -> int:
-    """Check a run and print what it would do; the exit code. Raises UsageError."""
-    progress = TerminalProgress(config.output.progress)
-    job = prepare(config, notes=notes, name=name, progress=progress)
-    print(terminal(planned_view(job, then=then)))
-    return Exit.DONE
-
-
 def measure(config: Config, start: Start, notes: Sequence[str] = ()) -> int:
-    """Run, print, and choose the exit code. Raises UsageError."""
-    printer = _Telling(config, start.rank, seated=start.seat is not None)
+    """Run, print each result as soon as it is written, and choose the exit code. Raises
+    UsageError."""
+    trials: list[Mapping[str, Any]] = []
+
+    def show(result: Result) -> None:
+        if start.seat is not None:  # all ranks print one summary
+            assert result.kept is not None
+            where = ", ".join([result.kept.shown, *result.files.values()])
+            log.debug("%s wrote %s", start.rank, where)
+        elif not config.output.json:
+            print_result(result)
+        elif config.run.trials > 1 and result.schema != TRIALS:
+            trials.append(summary(result))
+        else:
+            print_json(summary(result, trials))
+
     with interrupts() as caught:
         progress = TerminalProgress(config.output.progress)
         result = run(
-            config,
-            start=start,
-            notes=notes,
-            stop=caught,
-            progress=progress,
-            on_result=printer.result,
+            config, start=start, notes=notes, stop=caught, progress=progress, on_result=show
         )
     return result.end
-
-
-class _Telling:
-    """Prints each result as soon as it is written."""
-
-    def __init__(self, config: Config, rank: MpiRank, *, seated: bool) -> None:
-        self._json, self._seated = config.output.json, seated
-        self._several = config.run.trials > 1
-        self._rank = rank
-        self._trials: list[Mapping[str, Any]] = []
-
-    def result(self, result: Result) -> None:
-        if self._seated:  # all ranks print one summary
-            assert result.kept is not None
-            where = ", ".join([result.kept.shown, *result.files.values()])
-            log.debug("%s wrote %s", self._rank, where)
-        elif not self._json:
-            print_result(result)
-        elif self._several and result.schema != TRIALS:
-            self._trials.append(summary(result))
-        else:
-            print_json(summary(result, self._trials))
 
 
 # --- several ranks ---------------------------------------------------------------------------
@@ -157,12 +107,12 @@ def _run_seated(config: Config, notes: Sequence[str], seat: Seat) -> int:
     try:
         rank_config = config_of_rank(config, seat.rank, output, together=True)
         start = Start(rank=seat.rank, notes=rank_notes, seat=seat)
-        return measure(_shown(rank_config, False), start, notes)  # the coordinator shows it
+        return measure(_without_progress(rank_config), start, notes)  # the coordinator shows it
     except UsageError as error:
         if isinstance(error, Refused) or seat.refuse(str(error)):
             return Exit.REFUSED
         raise
 
 
-def _shown(config: Config, progress: bool) -> Config:
-    return replace(config, output=replace(config.output, progress=progress))
+def _without_progress(config: Config) -> Config:
+    return replace(config, output=replace(config.output, progress=False))

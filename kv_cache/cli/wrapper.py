@@ -14,10 +14,10 @@ from kv_cache.app.mlperf_rank import (
     rank_start,
 )
 from kv_cache.bench.interrupts import interrupts
+from kv_cache.cli.beginning import loaded
 from kv_cache.cli.command import Command
-from kv_cache.cli.run import loaded, measure
+from kv_cache.cli.run import measure
 from kv_cache.core.errors import NoAnswerError, UsageError
-from kv_cache.core.exits import Exit
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.crew.launched import rank_of
 
@@ -42,12 +42,9 @@ def main(argv: Sequence[str]) -> int:
     """Run one rank; the exit code is that of `run`."""
     try:
         return _delayed(read(argv), rank_of(os.environ))
-    except UsageError as error:
+    except (UsageError, NoAnswerError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return Exit.REFUSED
-    except NoAnswerError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return Exit.NO_ANSWER
+        return error.exit
 
 
 def read(argv: Sequence[str]) -> RankCall:

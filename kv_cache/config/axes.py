@@ -33,11 +33,16 @@ def word(value: Any) -> str:
     return _PLAIN.sub("_", str(value).rstrip("/").rpartition("/")[2])
 
 
-def nested(path: str, value: Any) -> Any:
-    """Return `{"run": {"seed": 5}}` for `run.seed` and 5."""
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return value
+def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `{"run": {"seed": 5}}` for `{"run.seed": 5}`."""
+    tree: dict[str, Any] = {}
+    for path, value in dotted.items():
+        *parents, last = path.split(".")
+        branch = tree
+        for name in parents:
+            branch = branch.setdefault(name, {})
+        branch[last] = value
+    return tree
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -61,8 +66,27 @@ def count_of(value: Any, source: str, key: str, most: int) -> int:
     raise ConfigError(f"{source}: {key} is {show(value)}; it must be a whole number, 1 to {most}")
 
 
-def lists_of(
-    value: Any, source: str, key: str, require: Callable[[Any, Any], None], again: str
+Require = Callable[[Any, Any, str], None]
+"""Refuses an option by its path, or a value of it, that a key of the file may not have."""
+
+
+def axes_of(
+    tree: Mapping[str, object], source: str, require: Require, again: str
+) -> tuple[Axis, ...]:
+    """Return an axis for each option of `vary`, and one for all those of `zip`. `again` says how to
+    repeat a value instead of giving it twice. Raises ConfigError."""
+    alone, together = (
+        _lists_of(tree.get(key), source, key, require, again) for key in ("vary", "zip")
+    )
+    separate = [
+        Axis(paths=(path,), values=tuple((value,) for value in values))
+        for path, values in alone.items()
+    ]
+    return (*separate, *_zipped(together, source))
+
+
+def _lists_of(
+    value: Any, source: str, key: str, require: Require, again: str
 ) -> dict[str, Sequence[Any]]:
     """Return the values of each option, of which `require` refuses those that it cannot take. A
     value twice in a list is refused, but not in `zip`; `again` says how to repeat instead. Raises
@@ -73,7 +97,7 @@ def lists_of(
             what = "no values" if values in ([], None) else show(values)
             raise ConfigError(f"{source}: {key}.{path} has {what}; give a list of values")
         for number, each in enumerate(values):
-            require(path, each)
+            require(path, each, key)
             if key == "vary" and any(same(each, other) for other in values[:number]):
                 raise ConfigError(
                     f"{source}: {key}.{path} has {show(each)} twice; give each value once, and "
@@ -82,15 +106,7 @@ def lists_of(
     return dict(table)
 
 
-def separate(columns: Mapping[str, Sequence[Any]]) -> list[Axis]:
-    """Return an axis for each option of `vary`."""
-    return [
-        Axis(paths=(path,), values=tuple((value,) for value in values))
-        for path, values in columns.items()
-    ]
-
-
-def zipped(columns: Mapping[str, Sequence[Any]], source: str) -> list[Axis]:
+def _zipped(columns: Mapping[str, Sequence[Any]], source: str) -> list[Axis]:
     """Return all options of `zip` as one axis. Raises ConfigError."""
     if not columns:
         return []

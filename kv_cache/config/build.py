@@ -10,6 +10,7 @@ from kv_cache.config.lengths import build_lengths
 from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
 from kv_cache.config.policies import build_admission, build_ahead
 from kv_cache.config.root import Config
+from kv_cache.config.schema import same_fields
 from kv_cache.config.shared import build_prompts, build_retriever
 from kv_cache.config.workload_sections import WorkloadConfig
 from kv_cache.core.block import Block
@@ -247,17 +248,7 @@ def _autoscaler(config: Config, slos: Sequence[Slo]) -> Autoscaler | None:
     scaler = config.autoscaler
     if not scaler.enabled:
         return None
-    rules = AutoscaleRules(
-        min_users=scaler.min_users,
-        max_users=scaler.max_users,
-        scale_up_factor=scaler.scale_up_factor,
-        scale_down_factor=scaler.scale_down_factor,
-        consecutive_samples_required=scaler.consecutive_samples_required,
-        cooldown_samples=scaler.cooldown_samples,
-        longest_samples=scaler.longest_samples,
-        target_saturation=scaler.target_saturation,
-        windows_per_sample=scaler.windows_per_sample,
-    )
+    rules = same_fields(AutoscaleRules, scaler)
     mode = ScaleMode.CAPACITY if scaler.mode == "capacity" else ScaleMode.QOS
     return Autoscaler(rules, mode, slos, config.run.num_users)
 
@@ -410,36 +401,19 @@ def _written(world: World) -> dict[str, Any]:
 
 
 def _qos(config: Config) -> QosMix:
-    profiles = config.qos_profiles
     return QosMix(
         interactive=config.qos_distribution.interactive_probability,
         responsive_below=config.qos_distribution.responsive_threshold,
-        priorities=(
-            profiles.interactive.priority,
-            profiles.responsive.priority,
-            profiles.batch.priority,
-        ),
+        priorities=tuple(getattr(config.qos_profiles, qos.value).priority for qos in Qos),
     )
 
 
 def _users(config: Config, geometry: Geometry, seed: Seed, counts: Counts) -> SyntheticUsers:
-    templates = config.user_templates
-    personas = (
-        ("chatbot", templates.chatbot),
-        ("coding", templates.coding),
-        ("document", templates.document),
-    )
     people = config.workload.population_seed
     users = UsersConfig(
         num_users=config.run.num_users,
         personas=tuple(
-            Persona(
-                name=name,
-                context_range=template.context_range,
-                generation_range=template.generation_range,
-                think_time_range=template.think_time_range,
-            )
-            for name, template in personas
+            Persona(name=name, **ranges) for name, ranges in asdict(config.user_templates).items()
         ),
         qos=_qos(config),
         geometry=geometry,

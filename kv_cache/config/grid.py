@@ -7,26 +7,16 @@ here as far as it can be without looking at a machine; nothing is run and nothin
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.axes import (
-    Axis,
-    count_of,
-    lists_of,
-    nested,
-    same,
-    separate,
-    table_of,
-    word,
-    zipped,
-)
+from kv_cache.config.axes import Axis, axes_of, count_of, nested, same, table_of, word
 from kv_cache.config.load import load_config
 from kv_cache.config.root import Config, options
 from kv_cache.config.schema import Option, overlay, show, to_mapping
+from kv_cache.config.sections import FILES_BESIDE
 from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError, did_you_mean
 
@@ -41,12 +31,7 @@ OURS: Mapping[str, str] = {
     "run.trial_cooldown_s": "repeat says how often each cell is run",
     "output.output": "each run has its result in a directory of its own",
     "output.results_dir": "each run has its result in a directory of its own",
-    "output.latency_dump": "all cells would write the same file",
-    "output.record": "all cells would write the same file",
-    "output.io_trace_log": "all cells would write the same file",
-    "output.fio_export": "all cells would write the same file",
-    "output.xlsx_output": "all cells would write the same file",
-    "output.hdr_log": "all cells would write the same file",
+    **{f"output.{name}": "all cells would write the same file" for name in FILES_BESIDE},
     "output.metrics_port": "all cells would listen at the same port",
     "output.json": "the output of each run goes to its log",
     "output.progress": "the output of each run goes to its log",
@@ -136,17 +121,12 @@ def read_grid(path: Path, *, many: bool = False) -> Grid:
                 f"{source}: {show(key)} is no key of a grid.{did_you_mean(str(key), _KEYS)}"
             )
     base = _options_in(tree.get("base"), source, "base")
-    columns = {
-        key: lists_of(
-            tree.get(key),
-            source,
-            key,
-            partial(_require, source=source, key=key),
-            "repeat: N to run each cell several times",
-        )
-        for key in ("vary", "zip")
-    }
-    axes = (*separate(columns["vary"]), *zipped(columns["zip"], source))
+    axes = axes_of(
+        tree,
+        source,
+        lambda path, value, key: _require(path, value, source, key),
+        "repeat: N to run each cell several times",
+    )
     _require_once(base, axes, source)
     grid = Grid(
         source=source,
@@ -179,7 +159,7 @@ def _options_in(value: Any, source: str, key: str) -> dict[str, Any]:
 def _require(path: object, value: Any, source: str, key: str) -> None:
     """Raise ConfigError if a grid may not set an option, or not to this value."""
     _require_option(path, source, key)
-    overlay(Config(), nested(str(path), value), f"{source}, {key}")
+    overlay(Config(), nested({str(path): value}), f"{source}, {key}")
 
 
 def _require_option(path: object, source: str, key: str) -> None:
@@ -262,5 +242,5 @@ def _seed(value: Any, source: str) -> int | None:
     if type(value) is int and option.rule.allows(value):
         return value
     raise ConfigError(
-        f"{source}: seed is {show(value)}; it must be a whole number, {option.bounds}"
+        f"{source}: seed is {show(value)}; it must be a whole number, {option.rule.bounds}"
     )

@@ -18,8 +18,9 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import date
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -27,7 +28,7 @@ import yaml
 
 from kv_cache.config.profile import Profile, read_profile
 from kv_cache.config.schema import from_mapping, opt, show, to_mapping
-from kv_cache.config.yaml_files import read_yaml
+from kv_cache.config.yaml_files import of_schema, read_yaml
 from kv_cache.core.errors import ConfigError, did_you_mean
 
 SCHEMA = "kv-cache-hardware/1"
@@ -73,7 +74,8 @@ class _Section:
     @property
     def has_values(self) -> bool:
         """Whether any value is set."""
-        return any(getattr(self, name) is not None for name in _value_names(type(self)))
+        values = to_mapping(self).items()
+        return any(value is not None for name, value in values if name != "provenance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,27 +185,6 @@ class Sheet:
     remote: Pool = field(default_factory=Pool)
     storage: Mapping[str, Storage] = opt({}, "Drives of a node")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareProfile:
-    """A checked file. `curves` holds the probe of each storage that was measured, by its name;
-    `file` is what messages call it."""
-
-    file: str
-    sha256: str | None = None
-    name: str | None = None
-    description: str | None = None
-    topology: Topology = field(default_factory=Topology)
-    gpus: Mapping[str, Gpu] = field(default_factory=dict)
-    dram: Dram = field(default_factory=Dram)
-    pcie: Link = field(default_factory=Link)
-    nvlink: Link = field(default_factory=Link)
-    nic: Nic = field(default_factory=Nic)
-    rack_pool: Pool = field(default_factory=Pool)
-    remote: Pool = field(default_factory=Pool)
-    storage: Mapping[str, Storage] = field(default_factory=dict)
-    curves: Mapping[str, Profile] = field(default_factory=dict)
-
     def sections(self) -> Iterator[tuple[str, Any]]:
         """Each section with its dotted name, whether it was given or not."""
         for kind, gpu in self.gpus.items():
@@ -213,6 +194,16 @@ class HardwareProfile:
             yield name, getattr(self, name)
         for name, storage in self.storage.items():
             yield f"storage.{name}", storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareProfile(Sheet):
+    """A checked file. `curves` holds the probe of each storage that was measured, by its name;
+    `file` is what messages call it."""
+
+    file: str
+    sha256: str | None = None
+    curves: Mapping[str, Profile] = field(default_factory=dict)
 
     def require(self, path: str) -> Any:
         """The value at a dotted path. Raises ConfigError where nobody gave it."""
@@ -286,13 +277,9 @@ def read_sheet(file: Path) -> Sheet:
 
 def sheet_of(values: object, where: str) -> Sheet:
     """Plain values, each checked by itself. Raises ConfigError."""
-    if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
-        schema = values.get("schema") if isinstance(values, Mapping) else None
-        raise ConfigError(
-            f"hardware {where}: its schema is {show(schema)}, not {SCHEMA}; give a file that "
-            "kv-cache.py calibrate wrote, or an overlay with that schema"
-        )
-    plain = _plain({key: value for key, value in values.items() if key != "schema"})
+    instead = "give a file that kv-cache.py calibrate wrote, or an overlay with that schema"
+    document = of_schema(values, SCHEMA, f"hardware {where}", instead)
+    plain = _plain({key: value for key, value in document.items() if key != "schema"})
     _check_units(Sheet, plain, f"hardware {where}", "")
     sheet = from_mapping(Sheet, plain, f"hardware {where}")
     for kind in ("gpus", "storage"):
@@ -302,8 +289,8 @@ def sheet_of(values: object, where: str) -> Sheet:
                     f"hardware {where}: {kind} has {show(name)}; a name has letters, digits, - "
                     "and _, and no dot, which stands between sections"
                 )
-    for path, provenance in _provenances(sheet):
-        _check_provenance(provenance, f"hardware {where}: {path}")
+    for path, section in sheet.sections():
+        _check_provenance(section.provenance, f"hardware {where}: {path}.provenance")
     for name, storage in sheet.storage.items():
         _check_storage(storage, f"hardware {where}: storage.{name}")
     return sheet
@@ -399,12 +386,6 @@ def _check_unit_of(key: str, hints: Mapping[str, Any], at: str) -> None:
         )
 
 
-def _provenances(sheet: Sheet) -> Iterator[tuple[str, Provenance]]:
-    whole = HardwareProfile(file="", **{f.name: getattr(sheet, f.name) for f in fields(sheet)})
-    for name, section in whole.sections():
-        yield f"{name}.provenance", section.provenance
-
-
 def _check_provenance(provenance: Provenance, at: str) -> None:
     if provenance.date is not None:
         try:
@@ -496,14 +477,8 @@ def overlaid(base: Sheet, over: Sheet, where: str) -> Sheet:
                 **{k: _over(old.get(k), v, f"{at}.{k}") for k, v in new.items()},
             }
         elif isinstance(new, Topology):
-            taken[part.name] = Topology(
-                **{
-                    f.name: getattr(old, f.name)
-                    if getattr(new, f.name) is None
-                    else getattr(new, f.name)
-                    for f in fields(new)
-                }
-            )
+            counts = {name: count for name, count in asdict(new).items() if count is not None}
+            taken[part.name] = replace(old, **counts)
         else:
             taken[part.name] = _over(old, new, at)
     return Sheet(**taken)
@@ -559,10 +534,6 @@ def _without_nothing(value: Any) -> Any:
     kept = {key: _without_nothing(inner) for key, inner in value.items()}
     kept = {key: inner for key, inner in kept.items() if inner is not None and inner != {}}
     return {} if set(kept) == {"provenance"} else kept
-
-
-def _value_names(cls: type[Any]) -> list[str]:
-    return [f.name for f in fields(cls) if f.name != "provenance"]
 
 
 # --- readiness -------------------------------------------------------------------------------
@@ -622,7 +593,7 @@ def readiness(profile: HardwareProfile) -> Readiness:
     ]
     names = {state.name for state in states}
     for wanted in ("gpus.*.hbm", "gpus.*.compute", "storage.*"):
-        if not any(_is(name, wanted) for name in names):
+        if not any(fnmatchcase(name, wanted) for name in names):
             states.append(SectionState(name=wanted, state="missing", source=None, date=None))
     questions = [_carried(question, needs, states, profile) for question, needs in _ASKED]
     return Readiness(sections=tuple(states), questions=tuple(questions))
@@ -635,7 +606,7 @@ def _carried(
     for need in needs:
         if need.endswith("?") and (profile.topology.gpus_per_node or 1) < 2:
             continue
-        for one in (state for state in states if _is(state.name, need.removesuffix("?"))):
+        for one in (state for state in states if fnmatchcase(state.name, need.removesuffix("?"))):
             if one.state in ("missing", "unsourced"):
                 level = "low"
                 reasons.append(f"{one.name} is {one.state}")
@@ -643,13 +614,6 @@ def _carried(
                 level = "medium" if level == "high" else level
                 reasons.append(f"{one.name} is not measured here")
     return Carried(question=question, level=level, reasons=tuple(reasons))
-
-
-def _is(name: str, pattern: str) -> bool:
-    words, wanted = name.split("."), pattern.split(".")
-    return len(words) == len(wanted) and all(
-        w in ("*", n) for n, w in zip(words, wanted, strict=True)
-    )
 
 
 def readiness_text(profile: HardwareProfile) -> str:
@@ -665,8 +629,3 @@ def readiness_text(profile: HardwareProfile) -> str:
         why = f"  ({'; '.join(each.reasons)})" if each.reasons else ""
         lines.append(f"  {each.level:<8}{each.question}{why}")
     return "\n".join(lines)
-
-
-def empty(name: str | None = None, description: str | None = None) -> Sheet:
-    """A sheet of which nothing is known yet."""
-    return Sheet(name=name, description=description)

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kv_cache.config.axes import nested
 from kv_cache.config.personalities import PERSONALITIES
-from kv_cache.config.root import Config, options, value_at
+from kv_cache.config.root import Config, options
 from kv_cache.config.rules import check
-from kv_cache.config.schema import overlay, show
-from kv_cache.config.yaml_files import data_folder, find_shipped, read_yaml
-from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.config.schema import overlay
+from kv_cache.config.unread import value_at
+from kv_cache.config.yaml_files import find_config, read_yaml
+from kv_cache.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +57,9 @@ def load_config(
     overrides = overrides or {}
     path = config_file(None if path is None else Path(path))
     tree = None if path is None else read_yaml(path)
-    config = overlay(Config(), _nested(_personality(tree, overrides)))
+    config = overlay(Config(), nested(_personality(tree, overrides)))
     config = overlay(config, tree, str(path))
-    config = overlay(config, _nested(overrides))
+    config = overlay(config, nested(overrides))
     if config.output.io_trace_log is not None:  # as in the reference, no I/O is done
         config = replace(config, run=replace(config.run, virtual_time=True))
     check(config)
@@ -75,37 +77,12 @@ def _personality(tree: object, overrides: Mapping[str, Any]) -> Mapping[str, Any
 
 def config_file(path: Path | None) -> Path | None:
     """The file of a configuration; None where the defaults are meant. Raises ConfigError."""
-    return None if path is None or is_the_references(path) else find_config(path)
+    if path is None or is_the_references(path):
+        return None
+    return find_config(path, "configuration")
 
 
 def is_the_references(path: Path) -> bool:
     """Whether it is the file that the reference's documents name, where there is none: its values
     are the defaults here."""
     return path == Path("config.yaml") and not os.path.exists(path)
-
-
-def find_config(path: Path) -> Path:
-    """A file as it is, else the shipped configuration of that name. Raises ConfigError."""
-    path = path.expanduser()
-    if os.path.exists(path):
-        return path
-    name = path.name if path.suffix else f"{path.name}.yaml"
-    if path.parent in (Path(), Path("configs")) and (file := find_shipped("configs", name)):
-        return file
-    known = {p.stem for p in data_folder("configs").glob("*.yaml")}
-    raise ConfigError(
-        f"there is no configuration file {show(str(path))}, nor a shipped one of that name."
-        f"{did_you_mean(path.stem, known)}"
-    )
-
-
-def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"run.seed": 5}` to `{"run": {"seed": 5}}`."""
-    tree: dict[str, Any] = {}
-    for path, value in dotted.items():
-        *parents, last = path.split(".")
-        branch = tree
-        for name in parents:
-            branch = branch.setdefault(name, {})
-        branch[last] = value
-    return tree

@@ -6,8 +6,9 @@ from typing import Any
 
 from kv_cache.config import reference as r
 from kv_cache.config.lengths import build_lengths
-from kv_cache.config.root import Config, options, say, value_at
+from kv_cache.config.root import Config, options, say
 from kv_cache.config.schema import show
+from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
 from kv_cache.tiers.objects.account import endpoint_of
@@ -108,12 +109,14 @@ def _check_limits(config: Config) -> None:
         "tiers.cpu_mem_gib": "validation_limits.max_cpu_memory_gb",
     }
     for path, limit in limits.items():
-        value, most = value_at(config, path), value_at(config, limit)
-        if value is not None and value > most:
-            raise ConfigError(
-                f"{say(config, path)}, above {limit} of {show(most)}; lower the first or raise "
-                "the second"
-            )
+        _refuse_above(config, path, limit, "lower the first or raise the second")
+
+
+def _refuse_above(config: Config, path: str, limit: str, way_out: str) -> None:
+    """Raise ConfigError where an option is above another one."""
+    value, most = value_at(config, path), value_at(config, limit)
+    if value is not None and value > most:
+        raise ConfigError(f"{say(config, path)}, above {limit} of {show(most)}; {way_out}")
 
 
 def _check_tiers(config: Config) -> None:
@@ -206,20 +209,14 @@ def _check_qos(config: Config) -> None:
             f"qos_profiles.{name}.target_latency_{p}_ms" for p in ("p95", "p99", "p999", "p9999")
         ]
         for lower, upper in pairwise(paths):
-            if value_at(config, lower) > value_at(config, upper):
-                raise ConfigError(
-                    f"{say(config, lower)}, above {upper} of {show(value_at(config, upper))}; a "
-                    "higher percentile cannot have a shorter target"
-                )
+            way_out = "a higher percentile cannot have a shorter target"
+            _refuse_above(config, lower, upper, way_out)
 
 
 def _check_scaling(config: Config) -> None:
     scaler = config.autoscaler
-    if scaler.min_users > scaler.max_users:
-        raise ConfigError(
-            f"{say(config, 'autoscaler.min_users')}, above autoscaler.max_users of "
-            f"{scaler.max_users}; raise the second or lower the first"
-        )
+    way_out = "raise the second or lower the first"
+    _refuse_above(config, "autoscaler.min_users", "autoscaler.max_users", way_out)
     if not scaler.enabled:
         return
     if config.replays or config.arrival.request_rate > 0:
@@ -248,11 +245,7 @@ def _check_rag(config: Config) -> None:
     rag = config.rag
     for size in ("large", "small"):
         low, high = (f"rag.{size}_model_doc_tokens_{end}" for end in ("min", "max"))
-        if value_at(config, low) > value_at(config, high):
-            raise ConfigError(
-                f"{say(config, low)}, above {high} of {show(value_at(config, high))}; raise the "
-                "second or lower the first"
-            )
+        _refuse_above(config, low, high, "raise the second or lower the first")
     if not rag.enabled:
         return
     if not rag.num_docs:

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 
 from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.policies import guarded_tiers, writes_all
-from kv_cache.config.root import Config, options, say, value_at
+from kv_cache.config.root import Config, options, say
 from kv_cache.config.schema import show
 from kv_cache.config.storage_targets import on_objects
-from kv_cache.config.unread import Condition, Fact, Unread, unread
+from kv_cache.config.unread import Condition, Fact, Unread, unread, value_at
 
 _FACTS: Mapping[str, Fact] = {
     "replays": Fact(lambda config: config.replays, "no trace is replayed"),

@@ -14,7 +14,6 @@ from kv_cache.config.scenario import (
     ModelSection,
     Scenario,
     TierSection,
-    TopologySection,
     WireSection,
     WorkloadSection,
 )
@@ -128,22 +127,18 @@ def _roles(scenario: Scenario) -> Iterator[str]:
     roles = {group.role for group in scenario.instances.values()}
     if not roles:
         yield "instances is empty: nobody can serve; give a group (instances: {gpu: {count: 8}})"
-    elif roles == {"decode"}:
-        yield (
-            "instances: no prefill instance, all groups have role decode; give one role prefill "
-            "or mixed"
-        )
-    elif roles == {"prefill"}:
-        yield (
-            "instances: no decode instance, all groups have role prefill; give one role decode "
-            "or mixed"
-        )
+    for all_have, none_has in (("decode", "prefill"), ("prefill", "decode")):
+        if roles == {all_have}:
+            yield (
+                f"instances: no {none_has} instance, all groups have role {all_have}; give one "
+                f"role {none_has} or mixed"
+            )
 
 
 def _places(scenario: Scenario) -> Iterator[str]:
-    wanted, there = instances_of(scenario), places_of(scenario.topology)
+    wanted, top = instances_of(scenario), scenario.topology
+    there = top.racks * top.nodes_per_rack * top.instances_per_node
     if wanted > there:
-        top = scenario.topology
         yield (
             f"instances: {wanted} instances, but the topology has places for {there} ({top.racks} "
             f"racks x {top.nodes_per_rack} nodes x {top.instances_per_node}); raise one of these, "
@@ -153,10 +148,6 @@ def _places(scenario: Scenario) -> Iterator[str]:
 
 def instances_of(scenario: Scenario) -> int:
     return sum(group.count for group in scenario.instances.values())
-
-
-def places_of(top: TopologySection) -> int:
-    return top.racks * top.nodes_per_rack * top.instances_per_node
 
 
 def _capacities(scenario: Scenario) -> Iterator[str]:

@@ -9,21 +9,20 @@ content: that is in scenario.py, and the rules that hold between its options in 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.axes import Axis, count_of, lists_of, nested, separate, table_of, word, zipped
+from kv_cache.config.axes import Axis, axes_of, count_of, nested, table_of, word
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
-from kv_cache.config.schema import describe, overlay, print_config, show
-from kv_cache.config.yaml_files import data_file, read_yaml, shipped_names, yaml_value
+from kv_cache.config.schema import describe, overlay, show
+from kv_cache.config.yaml_files import find_config, read_yaml, shipped_names, yaml_value
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.seed import Seed
 
-__all__ = ["Scenarios", "Variant", "check", "print_scenario", "read_scenarios", "scenario_names"]
+__all__ = ["Scenarios", "Variant", "check", "read_scenarios", "scenario_names"]
 
 MOST_RUNS = 10_000
 MOST_SEEDS = 1000
@@ -155,11 +154,6 @@ def seed_of(seed: int, repeat: int) -> int:
     return Seed(seed).child("repeat", repeat).integer() % 2**32 if repeat else seed
 
 
-def print_scenario(scenario: Scenario) -> str:
-    """The effective scenario, with a comment above each option; it reads back equal."""
-    return print_config(scenario)
-
-
 def scenario_names() -> tuple[str, ...]:
     """The scenarios that are shipped."""
     return shipped_names("configs", _FOLDER)
@@ -167,9 +161,7 @@ def scenario_names() -> tuple[str, ...]:
 
 def overlaid(scenario: Scenario, values: Mapping[str, Any], where: str) -> Scenario:
     """`scenario` with options by dotted path put over it. Raises ConfigError."""
-    for path, value in values.items():
-        scenario = overlay(scenario, nested(path, value), where)
-    return scenario
+    return overlay(scenario, nested(values), where)
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -192,22 +184,17 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
     seeds = count_of(changed.pop("seeds", extras["seeds"]), source, "seeds", MOST_SEEDS)
     labels, variants = _variants(extras["variants"], base, source)
     _not_set(settings, extras, variants)
-    columns = {
-        key: lists_of(
-            extras[key],
-            source,
-            key,
-            partial(_require, base=base, source=source, key=key),
-            "seeds: N to repeat each variant",
-        )
-        for key in ("vary", "zip")
-    }
-    axes = (*variants, *separate(columns["vary"]), *zipped(columns["zip"], source))
+    varying = axes_of(
+        extras,
+        source,
+        lambda path, value, key: _require(path, value, base, source, key),
+        "seeds: N to repeat each variant",
+    )
     scenarios = Scenarios(
         source=source,
         preset=preset or "",
         base=overlaid(base, changed, source),
-        axes=axes,
+        axes=(*variants, *varying),
         labels=labels,
         seeds=seeds,
         left_out=left,
@@ -250,7 +237,7 @@ def _without(table: Mapping[str, Any], paths: Sequence[str]) -> tuple[dict[str, 
 
 
 def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:
-    source = str(_find(path))
+    source = str(find_config(path, "scenario", _FOLDER))
     tree = read_yaml(Path(source))
     if not isinstance(tree, Mapping):
         raise ConfigError(
@@ -263,20 +250,6 @@ def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:
                 f"{source}: {show(key)} is no key of a scenario.{did_you_mean(str(key), known)}"
             )
     return source, tree
-
-
-def _find(path: Path) -> Path:
-    """A file as it is, else the shipped scenario of that name."""
-    if path.exists():
-        return path
-    name = path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml"
-    plain = path.parent in (Path(), Path(_FOLDER), Path("configs") / _FOLDER)
-    if plain and Path(name).stem in scenario_names():
-        return data_file("configs", f"{_FOLDER}/{name}")
-    raise ConfigError(
-        f"there is no scenario file {show(str(path))}, nor a shipped one of that name."
-        f"{did_you_mean(path.stem, scenario_names())}"
-    )
 
 
 def _preset(
@@ -342,7 +315,8 @@ def _setting(text: str, base: Scenario, axes: Mapping[str, Any]) -> tuple[str, A
 def _is_list_of(path: str, value: Any, axes: Mapping[str, Any]) -> bool:
     """Whether `value` is a list for what varies."""
     varying = any(isinstance(axes[key], Mapping) and path in axes[key] for key in ("vary", "zip"))
-    return varying and isinstance(value, list) and not _is_pair(path)
+    takes_a_pair = isinstance(_DEFAULTS.get(path), tuple)
+    return varying and isinstance(value, list) and not takes_a_pair
 
 
 def _changed(columns: Any, changed: dict[str, Any], key: str, source: str) -> Any:
@@ -363,10 +337,6 @@ def _changed(columns: Any, changed: dict[str, Any], key: str, source: str) -> An
                 "them, or set another option"
             )
     return lists
-
-
-def _is_pair(path: str) -> bool:
-    return isinstance(_DEFAULTS.get(path), tuple)
 
 
 _DEFAULTS: Mapping[str, Any] = {option.path: option.default for option in describe(Scenario)}
@@ -412,7 +382,7 @@ def _require(path: object, value: Any, base: Scenario, source: str, key: str) ->
         raise ConfigError(f"{where}: {path} does not vary; seeds: N repeats with other seeds")
     if any(option.startswith(f"{path}.") for option in _DEFAULTS):
         raise ConfigError(f"{where}: {path} is a section; give an option of it")
-    overlay(base, nested(path, value), where)
+    overlay(base, nested({path: value}), where)
 
 
 def _require_named(table: str, inside: str, base: Scenario, where: str) -> None:

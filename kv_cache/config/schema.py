@@ -102,18 +102,6 @@ class Option:
     rule: Rule
 
     @property
-    def help(self) -> str:
-        return self.rule.help
-
-    @property
-    def unit(self) -> str | None:
-        return self.rule.unit
-
-    @property
-    def bounds(self) -> str:
-        return self.rule.bounds
-
-    @property
     def flag(self) -> str | None:
         return self.rule.flag
 
@@ -453,6 +441,12 @@ def to_mapping(obj: Any) -> Any:
     return obj
 
 
+def same_fields(cls: type[T], section: Any) -> T:
+    """Return a `cls` whose every field is the option of that name in a section."""
+    names = (field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+    return cls(**{name: getattr(section, name) for name in names})
+
+
 def describe(cls: type[Any]) -> Iterator[Option]:
     """All options of a section, at any depth, in the order in which they are declared."""
     yield from _describe(cls(), "")
@@ -488,7 +482,7 @@ def _lines(obj: Any, depth: int) -> Iterator[str]:
         else:
             notes = "; ".join(n for n in (rule.unit, rule.bounds, rule.flag) if n)
             yield from _comment(rule.help + (f" [{notes}]" if notes else ""), indent)
-            yield f"{indent}{name}: {_flow(to_mapping(value))}"
+            yield f"{indent}{name}: {one_line(to_mapping(value))}"
 
 
 def _comment(text: str, indent: str) -> list[str]:
@@ -503,8 +497,8 @@ def _comment(text: str, indent: str) -> list[str]:
     )
 
 
-def _flow(value: object) -> str:
-    """One line of YAML. PyYAML ends a bare scalar with a document end marker; that goes."""
+def one_line(value: object) -> str:
+    """Return one line of YAML. PyYAML ends a bare scalar with a document end marker; that goes."""
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9)
     return text.removesuffix("...\n").rstrip("\n")
 

@@ -24,21 +24,25 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
-def data_file(kind: Kind, name: str) -> Path:
-    """A shipped file of `configs` or `datasets`, in the wheel or the checkout. Raises ConfigError.
-
-    `name` may have folders in it, but leads nowhere else.
-    """
-    file = find_shipped(kind, name)
-    if file is None:
-        known = {p.name for p in data_folder(kind).glob("*") if not p.name.startswith(".")}
-        raise ConfigError(f"no {show(name)} among the shipped {kind}.{did_you_mean(name, known)}")
-    return file
-
-
 def shipped_names(kind: Kind, folder: str) -> tuple[str, ...]:
     """The YAML files that are shipped in a folder, by name and without their endings."""
     return tuple(sorted(path.stem for path in (data_folder(kind) / folder).glob("*.yaml")))
+
+
+def find_config(path: Path, what: str, folder: str = "") -> Path:
+    """Return a file as it is, else the shipped one of that name, in a folder of `configs`. Raises
+    ConfigError that says `what` file there is not."""
+    path = path.expanduser()
+    if os.path.exists(path):
+        return path
+    name = path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml"
+    plain = path.parent in (Path(), Path(folder), Path("configs", folder))
+    if plain and (file := find_shipped("configs", str(Path(folder, name)))):
+        return file
+    raise ConfigError(
+        f"there is no {what} file {show(str(path))}, nor a shipped one of that name."
+        f"{did_you_mean(path.stem, shipped_names('configs', folder))}"
+    )
 
 
 def shipped(kind: Kind, text: str) -> Path:
@@ -64,6 +68,14 @@ def read_model(path: Path, kv_bytes_per_token: int = 0) -> ModelShape:
             f"model {show(str(file))} holds no JSON object; give a Hugging Face config.json"
         )
     return model_from_hf(config, str(file), kv_bytes_per_token)
+
+
+def of_schema(values: object, schema: str, where: str, instead: str) -> Mapping[Any, Any]:
+    """Return the values of a file that says that it has this schema. Raises ConfigError."""
+    if isinstance(values, Mapping) and values.get("schema") == schema:
+        return values
+    there = values.get("schema") if isinstance(values, Mapping) else None
+    raise ConfigError(f"{where}: its schema is {show(there)}, not {schema}; {instead}")
 
 
 def read_yaml(path: Path) -> object:
@@ -171,7 +183,8 @@ def data_folder(kind: Kind) -> Path:
 
 
 def find_shipped(kind: Kind, name: str) -> Path | None:
-    """Return a shipped file; None if it does not exist."""
+    """Return a shipped file, in the wheel or the checkout; None if it does not exist. `name` may
+    have folders in it, but leads nowhere else."""
     folder = data_folder(kind).resolve()
     try:
         path = (folder / name).resolve()

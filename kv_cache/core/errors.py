@@ -15,6 +15,8 @@ value, a row in the record and a line in the report.
 
 from collections.abc import Iterable
 
+from kv_cache.core.exits import Exit
+
 
 class KvCacheError(Exception):
     """Root of the tree."""
@@ -22,6 +24,8 @@ class KvCacheError(Exception):
 
 class UsageError(KvCacheError):
     """Input that breaks a rule; the message names the input, the rule and a way out."""
+
+    exit = Exit.REFUSED
 
 
 class ConfigError(UsageError):
@@ -40,6 +44,8 @@ class NoAnswerError(KvCacheError):
     """A call on storage has not returned for too long, and is not waited for any more. The message
     names the call and where it was made; its thread is left behind."""
 
+    exit = Exit.NO_ANSWER
+
 
 class StoreError(KvCacheError):
     """One operation of one store failed. `reason` is a short stable word for counting."""
@@ -52,6 +58,8 @@ class StoreError(KvCacheError):
 class BrokenLawError(KvCacheError):
     """A law of the simulation does not hold: an error of the program, not of its input. The message
     names the law, the instant and the seed."""
+
+    exit = Exit.EARLY
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -33,6 +33,7 @@ from kv_cache.crew.launched import COORDINATOR, KEY, RANK, RANKS, RANKS_HERE
 from kv_cache.crew.wire import PATIENCE_S, Address, Gone, Listener, Message, Wire
 from kv_cache.files.keep import Kept, keep
 from kv_cache.files.result import Result
+from kv_cache.result.paths import list_at, value_at
 
 PINGS = 40  # there and back, for each measurement of a clock
 LEAD_S = 0.5  # from the decision to open to the instant: for the message to get there
@@ -130,7 +131,8 @@ class Coordinator:
         """Return the result of all, which `on_result` gets before the ranks are let go; `refuse`
         gets the reasons if nothing could begin."""
         self._caught = caught
-        new = [path for path in _directories(self.plan.config) if not path.exists()]
+        places = storage_places(self.plan.config)  # the cache directories of this machine's ranks
+        new = [place for place in places if isinstance(place, Path) and not place.exists()]
         try:
             with progress.bar() as self._bar:
                 self._start_children()
@@ -179,13 +181,14 @@ class Coordinator:
         """Wait until every rank has connected and has checked all that it can."""
         first_s: float | None = None
         while not all(rank.config is not None for rank in self._ranks):
-            self._let_in()
-            self._pump(0.05 if self._missing() else _LOOK_S)
+            while (wire := self._listener.next(0.0)) is not None:
+                self._strangers.append(wire)
+            self._pump(_LOOK_S if all(rank.here for rank in self._ranks) else 0.05)
             self._stop_before_the_beginning()
             if first_s is None and any(rank.here for rank in self._ranks):
                 first_s = time.monotonic()
-            if first_s is not None and self._late(first_s):
-                missing = _words([str(rank) for rank in self._ranks if rank.config is None])
+            if first_s is not None and time.monotonic() - first_s > self._patience_s:
+                missing = ", ".join(str(rank) for rank in self._ranks if rank.config is None)
                 problem = f"{missing} did not come, or did not get ready to begin"
                 raise _Over(Exit.EARLY, f"{problem}, in {self._patience_s:g} s (--clients-timeout)")
         self._compare()
@@ -196,16 +199,6 @@ class Coordinator:
     @property
     def _patience_s(self) -> float:
         return self.plan.config.run.clients_timeout_s
-
-    def _late(self, since_s: float) -> bool:
-        return time.monotonic() - since_s > self._patience_s
-
-    def _missing(self) -> bool:
-        return any(not rank.here for rank in self._ranks)
-
-    def _let_in(self) -> None:
-        while (wire := self._listener.next(0.0)) is not None:
-            self._strangers.append(wire)
 
     def _join(self, wire: Wire, about: Message) -> None:
         number, plan = int(about.get("rank", -1)), self.plan
@@ -295,7 +288,8 @@ class Coordinator:
         while any(rank.waited_for for rank in self._ranks):
             self._pump(_LOOK_S)
             self._look()
-            self._show()
+            totals = [rank.totals for rank in self._ranks if rank.totals]
+            self._bar.note(progress_line(totals, self.plan.expected, self._ended_early))
 
     def _look(self) -> None:
         """Do what is due, and end the run for all if something went wrong."""
@@ -470,12 +464,6 @@ class Coordinator:
                 self._receive(rank.wire, rank)
         return Exchange(sent_ns=sent_ns, theirs_ns=rank.pong["at_ns"], back_ns=rank.pong["back_ns"])
 
-    # --- what a person sees ------------------------------------------------------------------
-
-    def _show(self) -> None:
-        totals = [rank.totals for rank in self._ranks if rank.totals]
-        self._bar.note(progress_line(totals, self.plan.expected, self._ended_early))
-
     # --- the end -----------------------------------------------------------------------------
 
     def _crew(self) -> Crew:
@@ -506,7 +494,8 @@ class Coordinator:
     def _finish(self) -> Result:
         from kv_cache.result.ranks import merged_document
 
-        crew, results = self._crew(), self._results()
+        crew = self._crew()
+        results = {rank.rank: rank.result for rank in self._ranks if rank.result is not None}
         _warn_of_clocks(crew)
         document = merged_document(results, crew)
         kept = keep(self.plan.output, as_json(document), "result of all ranks")
@@ -520,9 +509,6 @@ class Coordinator:
             return Exit.NO_ANSWER
         broken = any(rank.code != 0 for rank in self._ranks)
         return Exit.EARLY if lost or broken or not kept.in_place else Exit.DONE
-
-    def _results(self) -> dict[int, Any]:
-        return {rank.rank: rank.result for rank in self._ranks if rank.result is not None}
 
     def _leave(self) -> None:
         """Let all ranks go; children that do not leave are killed."""
@@ -541,11 +527,6 @@ class Coordinator:
             if wire is not None:
                 wire.close()
         self._listener.close()
-
-
-def _directories(config: Config) -> list[Path]:
-    """Return where the ranks on this machine have their cache directories."""
-    return [place for place in storage_places(config) if isinstance(place, Path)]
 
 
 def _remove_empty(directories: Sequence[Path]) -> None:
@@ -567,7 +548,7 @@ def too_little_room(demands: Mapping[int, tuple[str, Sequence[Mapping[str, Any]]
         needed = sum(row["wanted_bytes"] for row in rows)
         free = max(row["free_bytes"] for row in rows) + sum(row["dead_bytes"] for row in rows)
         if needed > free:
-            ranks = _words(list(dict.fromkeys(str(rank) for rank, _ in on_one)))
+            ranks = ", ".join(dict.fromkeys(str(rank) for rank, _ in on_one))
             return (
                 f"ranks {ranks} want {human_bytes(needed)} together on the file system of "
                 f"{rows[0]['directory']}, but {human_bytes(free)} are free there; lower "
@@ -589,13 +570,11 @@ def read_result(attached: bytes | None, code: int) -> tuple[Any, str | None]:
 def _early_end(result: Any) -> str | None:
     """Return why a rank ended early of its own accord; None if it finished. The merge reports what
     is not a result at all."""
-    section = result.get("kv_cache") if isinstance(result, Mapping) else None
-    status = section.get("status") if isinstance(section, Mapping) else None
-    if section is None or status in (None, "finished"):
+    status = value_at(result, "kv_cache.status")
+    if status in (None, "finished"):
         return None
-    passport = section.get("passport")
-    reasons = passport.get("reasons") if isinstance(passport, Mapping) else None
-    first = f": {reasons[0]}" if isinstance(reasons, list) and reasons else ""
+    reasons = list_at(result, "kv_cache.passport.reasons")
+    first = f": {reasons[0]}" if reasons else ""
     return f"did not finish ({status}){first}"
 
 
@@ -607,10 +586,6 @@ def _warn_of_clocks(crew: Crew) -> None:
             "windows opened",
             ns_to_ms(worst),
         )
-
-
-def _words(names: Sequence[str]) -> str:
-    return ", ".join(names)
 
 
 def progress_line(totals: Sequence[Message], expected: int, ending: str | None = None) -> str:

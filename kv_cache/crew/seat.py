@@ -225,12 +225,12 @@ def _until(at_ns: int, stop: threading.Event) -> None:
 def totals(run: RealRun) -> dict[str, Any]:
     """Return the state of the run, without taking its lock. Rates are those of the latest window:
     bytes a second, by tier and direction."""
-    ended, window = run.totals.ended, run.latest
+    ends, window = run.totals, run.latest
     totals_so_far: dict[str, Any] = {
         "phase": run.phase,
         "elapsed_s": run.elapsed_s,
-        "completed": _ended(ended, Outcome.COMPLETED),
-        "failed": _ended(ended, Outcome.FAILED),
+        "completed": ends.requests(Outcome.COMPLETED),
+        "failed": ends.requests(Outcome.FAILED),
         "in_flight": run.serving.in_flight,
         "queued": run.serving.queued,
     }
@@ -243,10 +243,6 @@ def totals(run: RealRun) -> dict[str, Any]:
     }
     p95 = {kind.value: window.storage_p95_ns(kind) for kind in (OpKind.READ, OpKind.WRITE)}
     return {**totals_so_far, "bytes_per_s": rates, "storage_p95_ns": p95}
-
-
-def _ended(counts: Mapping[tuple[Any, Any, Outcome], int], wanted: Outcome) -> int:
-    return sum(count for (_, _, outcome), count in counts.items() if outcome is wanted)
 
 
 def comparable(config: Config) -> dict[str, Any]:

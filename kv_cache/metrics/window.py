@@ -183,6 +183,10 @@ class Totals:
             self.prompt_tokens[phase, qos] += each.prompt
             self.output_tokens[phase, qos] += each.output
 
+    def requests(self, outcome: Outcome) -> int:
+        """Return how many requests ended so."""
+        return sum(count for (_, _, how), count in self.ended.items() if how is outcome)
+
 
 OnLatencies = Callable[[int, int, Phase, Mapping[str, Histogram]], None]
 """Called for each window with its begin and end (ns), its phase, and its histograms by tag

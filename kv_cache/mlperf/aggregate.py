@@ -13,7 +13,7 @@ from typing import Any
 
 from kv_cache.config.mlperf import MLPERF_OPTIONS
 from kv_cache.core.units import ns_to_ms
-from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram
+from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.intervals import CONFIDENCE
 from kv_cache.metrics.summary import latency_ms
 from kv_cache.mlperf.rankfile import HISTOGRAMS, RankResult, pooled
@@ -145,19 +145,14 @@ def _pooled(
     whole = pooled(results, name)
     if not whole.count:
         return None
-    each = [_p95_ms(pooled(of_trial, name)) for of_trial in trials.values()]
-    known = [value for value in each if value is not None]
+    each = [pooled(of_trial, name).percentile(95) for of_trial in trials.values()]
+    known = [ns_to_ms(p95_ns) for p95_ns in each if p95_ns is not None]
     return {
         "count": whole.count,
         **latency_ms(whole),
         "max": (whole.highest or 0) / 1e6,
         "p95_of_trials": spread(known) if known else None,
     }
-
-
-def _p95_ms(histogram: Histogram) -> float | None:
-    value = histogram.percentile(95)
-    return None if value is None else ns_to_ms(value)
 
 
 def run_summary(tree: Tree, stamp: str) -> dict[str, Any]:

@@ -106,9 +106,7 @@ def results_in(directory: Path) -> list[Path]:
 def _entries(directory: Path) -> list[Path]:
     try:
         return sorted(directory.iterdir())
-    except NotADirectoryError:
-        return []
-    except FileNotFoundError:
+    except (NotADirectoryError, FileNotFoundError):
         return []
     except OSError as error:
         raise UsageError(f"{directory} cannot be looked at: {_reason(error)}") from None

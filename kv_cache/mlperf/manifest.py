@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, to_builtins
 
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
@@ -34,15 +34,17 @@ RUNNING, FINISHED, INCOMPLETE, INTERRUPTED = "running", "finished", "incomplete"
 
 
 class TrialRecord(Struct, frozen=True, kw_only=True):
-    """One trial that was begun."""
+    """One trial that was begun, from start to end."""
 
     option: int
     trial: int
     started_utc: str
     ended_utc: str
-    complete: bool
-    left_in_cache: int  # files, when it ended
+    arguments: list[Any] = []  # the words of each rank
     exit_codes: list[Any]
+    complete: bool
+    message: Any = None  # what makes it incomplete
+    left_in_cache: int  # files that ranks left there on the machine of the sequence
 
 
 class PlanRecord(Struct, frozen=True, kw_only=True):
@@ -83,38 +85,6 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedTrial:
-    """One trial, from start to end. `arguments` are the words of each rank; `problem` is what makes
-    it incomplete; files that ranks left in the cache directory are counted on this machine."""
-
-    option: int
-    trial: int
-    started_utc: str
-    ended_utc: str
-    arguments: Sequence[str]
-    exit_codes: Sequence[int]
-    problem: str | None
-    left_in_cache: int
-
-    @property
-    def complete(self) -> bool:
-        return self.problem is None
-
-    def to_json(self) -> Json:
-        return {
-            "option": self.option,
-            "trial": self.trial,
-            "started_utc": self.started_utc,
-            "ended_utc": self.ended_utc,
-            "arguments": list(self.arguments),
-            "exit_codes": list(self.exit_codes),
-            "complete": self.complete,
-            "message": self.problem,
-            "left_in_cache": self.left_in_cache,
-        }
-
-
 @dataclass(slots=True, kw_only=True)
 class RunningRecord:
     """The record of a sequence that is running."""
@@ -126,7 +96,7 @@ class RunningRecord:
     status: str = RUNNING
     started_utc: str = field(default_factory=utc_now)
     ended_utc: str | None = None
-    trials: list[EndedTrial] = field(default_factory=list)
+    trials: list[TrialRecord] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
@@ -146,7 +116,7 @@ class RunningRecord:
             "ended_utc": self.ended_utc,
             "config": self.plan.to_json(),
             "environment": self.environment,
-            "trials": [row.to_json() for row in self.trials],
+            "trials": to_builtins(self.trials),
             "deviations": [{"rule": d.rule, "message": d.message} for d in self.deviations],
         }
 

@@ -6,6 +6,7 @@ unfinished or of another configuration makes its option invalid, by name, and no
 of that option.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ OWN_OPTIONS = ("run.seed", "tiers.cache_dir", "tiers.reclaim", "tiers.free_share
 """What differs between ranks that ran the same: by name, or by how a name begins."""
 
 _MOST_NAMED = 3
+_RESULT = re.compile(r"option_([0-9]+)/trial_([0-9]+)/rank_([0-9]+)/kvcache_results_[^/]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,14 +186,8 @@ def _of_manifest(manifest: Manifest | None, place: Place) -> Iterator[Flaw]:
 
 def _spot(name: str) -> Spot | None:
     """Return the place of a rank's result by its name; None for other files."""
-    parts = name.split("/")
-    if len(parts) != 4 or not parts[3].startswith("kvcache_results_"):
-        return None
-    words = [part.partition("_") for part in parts[:3]]
-    if [word[0] for word in words] != ["option", "trial", "rank"]:
-        return None
-    numbers = [word[2] for word in words]
-    return Spot(*map(int, numbers)) if all(n.isdigit() for n in numbers) else None
+    match = _RESULT.fullmatch(name)
+    return None if match is None else Spot(*map(int, match.groups()))
 
 
 def _missing(expected: Expected, files_at: Mapping[Spot, Any], place: Place) -> Iterator[Flaw]:

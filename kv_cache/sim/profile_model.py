@@ -254,7 +254,7 @@ def _evenness(profile: Profile, kind: OpKind, model: "ProfileModel") -> dict[int
     share = 1.0 if kind is OpKind.READ else 0.0
     for burst in profile.bursts:
         count = burst.concurrency
-        if burst.kind is not kind or count < 2:
+        if burst.kind != kind or count < 2:
             continue
         try:
             alone = model.service_ns(kind, burst.object_bytes, 1, share)

@@ -101,9 +101,9 @@ def _sentence(profile: Profile) -> str:
 
 
 def _fastest(cells: Sequence[GridCell]) -> str:
-    best = max(cells, key=lambda cell: cell.bytes_per_s)
+    best = max(cells, key=lambda cell: cell.bytes_per_second)
     size, count = human_bytes(best.object_bytes), best.concurrency
-    return f"{_RATE.measured(best.bytes_per_s)} ({size}, {count} in flight)"
+    return f"{_RATE.measured(best.bytes_per_second)} ({size}, {count} in flight)"
 
 
 def _alone(reads: Sequence[GridCell]) -> str:
@@ -181,7 +181,7 @@ def _side(cell: GridCell | None, kind: OpKind) -> list[Cell]:
 
 
 def _rate(cell: GridCell | None) -> float | None:
-    return None if cell is None else cell.bytes_per_s
+    return None if cell is None else cell.bytes_per_second
 
 
 class Refused(Protocol):
@@ -213,7 +213,7 @@ def _bursts(profile: Profile) -> Table:
             ShownColumn("mean of last", PERCENT),
         ],
         rows=[
-            [each.object_bytes, each.concurrency, each.kind.value, each.mean_ns, each.last_ns,
+            [each.object_bytes, each.concurrency, each.kind, each.mean_ns, each.last_ns,
              each.mean_ns / each.last_ns]
             for each in profile.bursts
         ],

@@ -270,11 +270,11 @@ def test_what_a_prefetch_drives_out_is_charged_to_it() -> None:
 
 def test_a_measured_device_is_not_busier_than_it_can_be() -> None:
     """Four instances load 4 blocks each, 10 ms a block, and compute for 1 ms."""
-    service = Service(operations=9, mean_ns=10 * MS, p50_ns=10 * MS, p99_ns=10 * MS)
+    service = Service(operations=9, mean_us=10_000, p50_us=10_000, p99_us=10_000)
     cells = tuple(
         Cell(
-            object_bytes=BLOCK * 1000, concurrency=depth, read_share=share, repeated=False,
-            bytes_per_s=1e9, in_flight=depth, reads=service if share else None,
+            object_bytes=BLOCK * 1000, concurrency=depth, read_share=share,
+            bytes_per_second=1e9, in_flight=depth, reads=service if share else None,
             writes=service if share < 1 else None,
         )
         for depth in (1, 4)

@@ -348,11 +348,13 @@ def measured_profile(
         mean = nbytes * (1 if depth == 1 else 2)
 
         def service(times: int) -> Service:
-            return Service(operations=9, mean_ns=mean * times, p50_ns=mean, p99_ns=mean)
+            return Service(
+                operations=9, mean_us=mean * times / 1e3, p50_us=mean / 1e3, p99_us=mean / 1e3
+            )
 
         return Cell(
-            object_bytes=nbytes, concurrency=depth, read_share=share, repeated=False,
-            bytes_per_s=1e9, in_flight=depth, reads=service(1) if share else None,
+            object_bytes=nbytes, concurrency=depth, read_share=share,
+            bytes_per_second=1e9, in_flight=depth, reads=service(1) if share else None,
             writes=service(2) if share < 1 else None,
         )  # fmt: skip
 

@@ -14,11 +14,12 @@ from kv_cache.cache.limits import CacheRules
 from kv_cache.config import yaml_files
 from kv_cache.config.load import load_config
 from kv_cache.config.reference import NOT_YET
-from kv_cache.config.root import Config, options, value_at
+from kv_cache.config.root import Config, options
 from kv_cache.config.rules import check
 from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.schema import describe, from_mapping, print_config, to_mapping
-from kv_cache.config.yaml_files import data_file, read_yaml
+from kv_cache.config.unread import value_at
+from kv_cache.config.yaml_files import find_shipped, read_yaml
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.model import MODELS
 
@@ -171,9 +172,9 @@ class TestDefaults:
 
     def test_each_option_explains_itself(self) -> None:
         for option in describe(Config):
-            assert option.help
-            assert "\n" not in option.help
-            assert option.help.isprintable()
+            assert option.rule.help
+            assert "\n" not in option.rule.help
+            assert option.rule.help.isprintable()
 
     def test_flags_are_unique(self) -> None:
         flags = [option.flag for option in describe(Config) if option.flag]
@@ -181,8 +182,7 @@ class TestDefaults:
 
     def test_reference_yaml_is_current(self) -> None:
         assert REFERENCE_YAML.read_text(encoding="utf-8") == print_config(Config()), (
-            "write it anew: python -c 'from kv_cache.config import *; "
-            'print(print_config(Config()), end="")\' > configs/reference.yaml'
+            "write it anew: python kv-cache.py config > configs/reference.yaml"
         )
 
 
@@ -639,11 +639,10 @@ class TestFiles:
         monkeypatch.chdir(tmp_path)
         assert load_config(Path(name)) == Config()
 
-    def test_data_file(self) -> None:
-        assert data_file("configs", "reference.yaml") == REFERENCE_YAML
+    def test_a_shipped_file_is_found_and_nothing_outside_of_its_folder(self) -> None:
+        assert find_shipped("configs", "reference.yaml") == REFERENCE_YAML
         for name in ("none.yaml", "../pyproject.toml", "a\0b", "x" * 5000):
-            with pytest.raises(ConfigError, match="among the shipped"):
-                data_file("configs", name)
+            assert find_shipped("configs", name) is None
 
     def test_data_inside_an_installed_package_comes_first(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -652,7 +651,7 @@ class TestFiles:
         inside.mkdir(parents=True)
         (inside / "t.csv").touch()
         monkeypatch.setattr(yaml_files, "_PACKAGE", tmp_path / "kv_cache")
-        assert data_file("datasets", "t.csv") == inside / "t.csv"
+        assert find_shipped("datasets", "t.csv") == inside / "t.csv"
         config = build({"workload": {"trace": "datasets/t.csv"}})
         assert config.trace_path() == inside / "t.csv"
 

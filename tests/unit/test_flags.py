@@ -13,7 +13,8 @@ from kv_cache.cli import COMMANDS, main
 from kv_cache.cli.flags import build_parser, parse
 from kv_cache.cli.help import FIRST_PAGE, VERSION
 from kv_cache.config.load import Invocation, load_config
-from kv_cache.config.root import options, value_at
+from kv_cache.config.root import options
+from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError
 from tests.cli import PROGRAM
 

@@ -19,8 +19,9 @@ from kv_cache.cli import COMMANDS
 from kv_cache.cli.command import Command
 from kv_cache.cli.flags import parse, variable_of
 from kv_cache.config.load import load_config
-from kv_cache.config.root import Config, options, value_at
+from kv_cache.config.root import Config, options
 from kv_cache.config.schema import describe, from_mapping, number_with_unit, opt, read_text
+from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError
 from tests import cli
 from tests.cli import ROOT

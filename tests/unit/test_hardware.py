@@ -14,7 +14,7 @@ from kv_cache.config.hardware import (
     Dram,
     HardwareProfile,
     Provenance,
-    empty,
+    Sheet,
     hardware_of,
     hardware_text,
     overlaid,
@@ -220,7 +220,7 @@ def sheet(**sections: Any) -> Any:
 
 
 def test_an_overlay_brings_whole_sections_and_later_ones_win() -> None:
-    base = empty("node")
+    base = Sheet(name="node")
     first = sheet(nic={"bytes_per_s": 1e9, "latency_us": 3}, topology={"gpus_per_node": 8})
     second = sheet(nic={"bytes_per_s": 2e9}, topology={"racks": 2}, **gpu(bytes_per_s=3e12))
     found = overlaid(overlaid(base, first, "1"), second, "2")
@@ -232,12 +232,12 @@ def test_an_overlay_brings_whole_sections_and_later_ones_win() -> None:
 
 def test_what_was_measured_is_not_overlaid_and_an_overlay_claims_no_measurement() -> None:
     told = Provenance(how=MEASURED, source="calibrate", date="2026-01-01")
-    base = type(empty())(dram=Dram(copy_bytes_per_s=1e10, provenance=told))
+    base = Sheet(dram=Dram(copy_bytes_per_s=1e10, provenance=told))
     with pytest.raises(ConfigError, match="dram was measured here, and an overlay is for what was"):
         overlaid(base, sheet(dram={"copy_bytes_per_s": 1e11}), "o.yaml")
     claims = sheet(nic={"bytes_per_s": 1, "provenance": {**SOURCED, "how": MEASURED}})
     with pytest.raises(ConfigError, match="nic claims to be measured"):
-        overlaid(empty(), claims, "o.yaml")
+        overlaid(Sheet(), claims, "o.yaml")
 
 
 # --- readiness ---------------------------------------------------------------------------------

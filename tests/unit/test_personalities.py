@@ -11,10 +11,11 @@ from kv_cache.cli.flags import parse
 from kv_cache.config.build import build_world, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.config.personalities import PERSONALITIES
-from kv_cache.config.root import Config, options, value_at
+from kv_cache.config.root import Config, options
 from kv_cache.config.rules import check
 from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.schema import print_config
+from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.signals import Signals
 from kv_cache.policy.eviction import EVICTION

@@ -28,7 +28,7 @@ from kv_cache.core.effect import IoChunk, Leg
 from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_S
+from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_S, NS_PER_US
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.sim.profile_model import OutsideProfileError, ProfileModel
 from kv_cache.sim.run import simulate, storage_model
@@ -44,8 +44,8 @@ RATE = 200_000_000  # bytes/s of everything together
 
 def service(nbytes: int, depth: int, rate: float = RATE) -> Service:
     """What a device of that bandwidth takes with so many at once."""
-    mean_ns = round(depth * nbytes / rate * NS_PER_S)
-    return Service(operations=50, mean_ns=mean_ns, p50_ns=mean_ns, p99_ns=mean_ns)
+    mean_us = round(depth * nbytes / rate * NS_PER_S) / NS_PER_US
+    return Service(operations=50, mean_us=mean_us, p50_us=mean_us, p99_us=mean_us)
 
 
 def cells(
@@ -59,8 +59,7 @@ def cells(
                     object_bytes=nbytes,
                     concurrency=depth,
                     read_share=share,
-                    repeated=False,
-                    bytes_per_s=rate,
+                    bytes_per_second=rate,
                     in_flight=depth,
                     reads=took if share > 0 else None,
                     writes=took if share < 1 else None,
@@ -104,9 +103,9 @@ def test_measured_points_come_back_as_they_are() -> None:
 
 def test_between_two_shares_of_reads_time_is_on_a_straight_line() -> None:
     made = [
-        replace(cell, reads=Service(operations=9, mean_ns=1000, p50_ns=1000, p99_ns=1000))
+        replace(cell, reads=Service(operations=9, mean_us=1, p50_us=1, p99_us=1))
         if cell.read_share == 0.5
-        else replace(cell, reads=Service(operations=9, mean_ns=2000, p50_ns=2000, p99_ns=2000))
+        else replace(cell, reads=Service(operations=9, mean_us=2, p50_us=2, p99_us=2))
         if cell.read_share == 1
         else cell
         for cell in cells()
@@ -117,7 +116,7 @@ def test_between_two_shares_of_reads_time_is_on_a_straight_line() -> None:
 
 
 def test_data_that_was_read_before_does_not_count() -> None:
-    warm = [replace(c, repeated=True, writes=None, reads=service(1, 1)) for c in cells()]
+    warm = [replace(c, data="repeated", writes=None, reads=service(1, 1)) for c in cells()]
     assert (
         model(*cells(), *warm).service_ns(OpKind.READ, 2 * MIB, 1, 1) == service(2 * MIB, 1).mean_ns
     )
@@ -355,7 +354,7 @@ def test_only_the_time_in_which_all_threads_were_at_work_counts() -> None:
     cell = summarise([one, other], 1000, read_share=1.0, repeated=False)
     assert cell is not None
     # From 20 to 60: half of (10, 30), (30, 50), half of (50, 70); and the other's last two.
-    assert cell.bytes_per_s == pytest.approx(4000 / 40 * NS_PER_S)
+    assert cell.bytes_per_second == pytest.approx(4000 / 40 * NS_PER_S)
     assert cell.in_flight == pytest.approx(2.0)
     assert cell.concurrency == 2
     assert cell.reads is not None

@@ -16,12 +16,11 @@ from kv_cache.config.scenarios import (
     Scenarios,
     check,
     overlaid,
-    print_scenario,
     read_scenarios,
     scenario_names,
     seed_of,
 )
-from kv_cache.config.schema import from_mapping
+from kv_cache.config.schema import from_mapping, print_config
 from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError
 
@@ -133,7 +132,7 @@ def test_settings_lie_over_the_file_and_its_preset(tmp_path: Path) -> None:
 def test_the_effective_scenario_reads_back_equal(tmp_path: Path) -> None:
     for name in scenario_names():
         for variant in read_scenarios(Path(name)).variants():
-            text = print_scenario(variant.scenario)
+            text = print_config(variant.scenario)
             path = tmp_path / "printed.yaml"
             path.write_text(text)
             assert read_scenarios(path).base == variant.scenario

@@ -82,8 +82,8 @@ def in_burst(mean: float, at_once: int = 8) -> Profile:
     """A constant bandwidth; the mean of a burst over its last."""
     last = service(2 * MIB, at_once).mean_ns
     bursts = tuple(
-        Burst(object_bytes=2 * MIB, concurrency=at_once, kind=kind, mean_ns=round(mean * last),
-              last_ns=last)
+        Burst(object_bytes=2 * MIB, concurrency=at_once, kind=kind.value,
+              mean_us=round(mean * last) / 1e3, last_us=last / 1e3)
         for kind in (READ, WRITE)
     )  # fmt: skip
     return replace(profile(), bursts=bursts)
@@ -171,7 +171,7 @@ def test_what_is_more_than_was_measured_at_once_waits() -> None:
 
 
 def test_a_thread_that_is_not_always_in_the_device_is_slower_than_it() -> None:
-    made = [replace(c, in_flight=c.concurrency * 0.8, bytes_per_s=0.8 * RATE) for c in cells()]
+    made = [replace(c, in_flight=c.concurrency * 0.8, bytes_per_second=0.8 * RATE) for c in cells()]
     bench = Bench(profile(*made))
     bench.steadily(4, 200)
     moved = sum(leg.nbytes for leg in bench.legs)
@@ -181,7 +181,7 @@ def test_a_thread_that_is_not_always_in_the_device_is_slower_than_it() -> None:
 
 
 def test_deletes_take_the_time_that_was_measured_beside_the_rest() -> None:
-    gone = Service(operations=10, mean_ns=5_000_000, p50_ns=4_000_000, p99_ns=9_000_000)
+    gone = Service(operations=10, mean_us=5000, p50_us=4000, p99_us=9000)
     made = [replace(c, deletes=gone if c.read_share < 1 else None) for c in cells()]
     bench = Bench(profile(*made))
     bench.ask(2, DELETE)
@@ -195,9 +195,9 @@ def test_deletes_take_the_time_that_was_measured_beside_the_rest() -> None:
 
 
 def test_times_have_the_spread_of_an_operation_that_was_alone_and_its_mean() -> None:
-    shape = tuple(round(ALONE_NS * part) for part in (0.5, 0.6, 0.7, 0.8, 1.2, 1.6, 2.4))
+    shape = tuple(round(ALONE_NS * part) / 1e3 for part in (0.5, 0.6, 0.7, 0.8, 1.2, 1.6, 2.4))
     made = [
-        replace(c, reads=None if c.reads is None else replace(c.reads, quantiles_ns=shape))
+        replace(c, reads=None if c.reads is None else replace(c.reads, quantiles_us=shape))
         for c in cells()
     ]
     steps = 1000
@@ -253,8 +253,8 @@ def test_a_batch_that_is_not_shared_is_done_one_after_the_other() -> None:
 
 
 def test_quantiles_deletes_and_bursts_read_back_equal(tmp_path: Any) -> None:
-    spread = Service(operations=9, mean_ns=5000, p50_ns=4000, p99_ns=9000,
-                     quantiles_ns=(1000, 2000, 3000, 4000, 6000, 8000, 9000))  # fmt: skip
+    spread = Service(operations=9, mean_us=5, p50_us=4, p99_us=9,
+                     quantiles_us=(1, 2, 3, 4, 6, 8, 9))  # fmt: skip
     made: list[Cell] = [replace(c, deletes=spread if c.read_share < 1 else None) for c in cells()]
     whole = replace(in_burst(0.7), cells=tuple(made))
     file = tmp_path / "p.yaml"

@@ -47,11 +47,11 @@ def _written(command: Callable[[list[str]], int], *words: str) -> Document:
 
 def profile() -> Document:
     """Two sizes, alone and with four in flight; only the faster rate is a golden number."""
-    service = Service(operations=2000, mean_ns=2_000_000, p50_ns=1_234_567, p99_ns=7_654_321)
+    service = Service(operations=2000, mean_us=2000, p50_us=1234.567, p99_us=7654.321)
     cells = [
         Cell(
-            object_bytes=size * MIB, concurrency=depth, read_share=share, repeated=False,
-            bytes_per_s=1.23456 * GIB * size * depth / 32, in_flight=depth,
+            object_bytes=size * MIB, concurrency=depth, read_share=share,
+            bytes_per_second=1.23456 * GIB * size * depth / 32, in_flight=depth,
             reads=service if share else None, writes=None if share else service,
         )
         for size in (1, 8)
