@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from kv_cache import __version__
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
+from kv_cache.core.bounded import Count, Number
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.model import ModelShape
 from kv_cache.core.units import NS_PER_MS, ns_to_ms
@@ -28,7 +29,6 @@ from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
 from kv_cache.metrics.window import Window
 from kv_cache.result.chain import seal
-from kv_cache.result.counted import Count, Number
 from kv_cache.result.model import model_section
 from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
 from kv_cache.result.run import SECTION

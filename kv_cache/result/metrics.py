@@ -8,6 +8,7 @@ from math import inf
 from statistics import fmean, median
 from typing import Any
 
+from kv_cache.core.bounded import LARGEST
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import Qos
 from kv_cache.core.units import AT_LEAST, GIB
@@ -19,7 +20,6 @@ from kv_cache.metrics.intervals import (
     coefficient_of_variation,
     geometric_mean,
 )
-from kv_cache.result.counted import LARGEST
 from kv_cache.result.paths import list_at, number_at
 
 HIGHER, LOWER = "higher", "lower"

@@ -8,9 +8,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from kv_cache.core.bounded import Count, Number
 from kv_cache.core.kinds import Phase
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.result.counted import Count, Kernel, Number, Verified
+from kv_cache.result.counted import Kernel, Verified
 from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.run import converted
 

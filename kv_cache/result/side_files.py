@@ -12,11 +12,12 @@ import orjson
 from msgspec import Struct
 
 from kv_cache.config.yaml_files import read_yaml
+from kv_cache.core.bounded import Count
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, TierLabel
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.recorder import Edges
-from kv_cache.result.counted import Count, RequestCounts
+from kv_cache.result.counted import RequestCounts
 from kv_cache.result.difference import differences
 from kv_cache.result.run import CountedRun, MisshapenError, read_run
 

@@ -12,15 +12,14 @@ from typing import Any
 from msgspec import Struct
 
 from kv_cache import __version__
+from kv_cache.core.bounded import Number
 from kv_cache.core.seed import Seed
-from kv_cache.metrics.intervals import CONFIDENCE
+from kv_cache.metrics.intervals import CONFIDENCE, IntervalEnds
 from kv_cache.metrics.passport import VALID, Status, Verdict
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.counted import Number
 from kv_cache.result.metrics import HEADLINES, METRICS, Json, Metric, spread
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
-from kv_cache.result.sweep import IntervalEnds
 from kv_cache.result.verdicts import FINISHED, Look, verdict_of, worst
 
 SCHEMA = "kv-cache-trials/2"

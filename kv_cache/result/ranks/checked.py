@@ -7,9 +7,9 @@ import orjson
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
+from kv_cache.core.bounded import Count
 from kv_cache.core.crew import Crew, Member
 from kv_cache.result.chain import SECTION, check
-from kv_cache.result.counted import Count
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
 from kv_cache.result.difference import differences
 from kv_cache.result.ranks.merged import merged_document
