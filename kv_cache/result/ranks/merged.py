@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import UNSET, structs, to_builtins
+
 from kv_cache import __version__
 from kv_cache.core.crew import Crew
 from kv_cache.core.units import NS_PER_S
@@ -23,7 +25,7 @@ from kv_cache.result.published import RANKS
 from kv_cache.result.ranks.part import Part, counted_of, parts_of, runs_of
 from kv_cache.result.ranks.rules import judged
 from kv_cache.result.reference import reference_keys, unsupported
-from kv_cache.result.run import SECTION, CountedRun, totals
+from kv_cache.result.run import SECTION, CountedRun, agreed, totals
 from kv_cache.result.sections import KINDS, body, reconciled, reconciliation
 from kv_cache.result.verdicts import BROKEN, FINISHED, INTERRUPTED
 from kv_cache.result.without_figures import without_figures
@@ -73,14 +75,9 @@ def _numbers(counted: Sequence[Part]) -> dict[str, Any]:
     """Return the measurements of all, under the names that a result of one run has."""
     runs = runs_of(counted)
     counts = merged(totals(runs))
-    evictions = counts.evictions
     return {
         **body(runs),
-        "evictions": {
-            "dropped_last_copies": evictions.dropped_last_copies,
-            "dropped_stores": evictions.dropped_stores,
-            "lost_bytes": evictions.lost_bytes,
-        },
+        "evictions": to_builtins(structs.replace(counts.evictions, policies=UNSET)),
         "policies": _policies(runs),
         "reconciliation": _reconciliation(counted),
         "reference_keys_unsupported": unsupported(counts),
@@ -110,7 +107,7 @@ def _put_together(values: Sequence[Any]) -> Any:
         }
     if all(type(value) is int for value in known):
         return sum(known)
-    return known[0] if all(value == known[0] for value in known) else None
+    return agreed(known)
 
 
 def _together(counted: Sequence[Part], tiers: dict[str, Any]) -> dict[str, Any]:
@@ -218,7 +215,10 @@ def _what(counted: Sequence[Part]) -> dict[str, Any]:
     instants = [part.value_at("started_utc") for part in counted]
     started = [instant for instant in instants if isinstance(instant, str)]
     return {
-        **{name: _agreed(counted, name) for name in ("driver", "semantics_preset")},
+        **{
+            name: agreed(part.value_at(name) for part in counted)
+            for name in ("driver", "semantics_preset")
+        },
         "contains_performance": bool(counted)
         and all(part.value_at("contains_performance") is True for part in counted),
         "started_utc": min(started, default=None),
@@ -227,11 +227,6 @@ def _what(counted: Sequence[Part]) -> dict[str, Any]:
             {reason for run in runs_of(counted) for reason in run.facts.not_submittable}
         ),
     }
-
-
-def _agreed(counted: Sequence[Part], name: str) -> Any:
-    values = [part.value_at(name) for part in counted]
-    return values[0] if values and all(value == values[0] for value in values) else None
 
 
 def _status(parts: Sequence[Part]) -> str:
