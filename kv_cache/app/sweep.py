@@ -45,7 +45,7 @@ from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.exits import Exit
 from kv_cache.core.seed import fresh_seed
-from kv_cache.core.text import as_json
+from kv_cache.core.text import as_json, printable
 from kv_cache.files.keep import Kept, keep
 from kv_cache.files.reading import SECTION, require_intact, result_bytes
 from kv_cache.files.result import Result
@@ -547,6 +547,4 @@ def _last_words(path: Path) -> str | None:
     except OSError:
         return None
     words = [line.strip() for line in lines if line.strip()]
-    if not words:
-        return None
-    return "".join(c if c.isprintable() else "?" for c in words[-1])[:_LONGEST_SAYS]
+    return printable(words[-1])[:_LONGEST_SAYS] if words else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from kv_cache.config.schema import opt
 from kv_cache.core.errors import UsageError
-from kv_cache.core.text import as_json
+from kv_cache.core.text import as_json, printable
 from kv_cache.files.reading import RESULT_FILE, parsed, result_bytes
 from kv_cache.result.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
 from kv_cache.result.derive import SCHEMA
@@ -27,7 +27,6 @@ from kv_cache.result.verification import (
     RanksVerification,
     RunVerification,
     Verification,
-    printable,
 )
 from kv_cache.result.verify import recheck
 
