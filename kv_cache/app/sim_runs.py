@@ -22,6 +22,7 @@ from kv_cache.core.errors import UsageError
 from kv_cache.files.cluster_events import EventLog
 from kv_cache.files.cluster_tables import ColumnsFile
 from kv_cache.files.writing import cannot_write, open_atomically
+from kv_cache.result.paths import value_at
 from kv_cache.result.simulation.document import run_row, variant_row
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.outcome import ClusterOutcome
@@ -243,7 +244,7 @@ class _Runs:
         return VariantRuns(
             number=number,
             name=variant.name or variant.scenario.name,
-            values={path: _at(scenario, path) for path in self._study.paths},
+            values={path: value_at(scenario, path) for path in self._study.paths},
             scenario=scenario,
         )
 
@@ -293,13 +294,6 @@ class _Runs:
         self._done = before + self._inputs.requests(scenario)
         self._bar.to(self._done)
         return outcome
-
-
-def _at(scenario: Row, path: str) -> Any:
-    value: Any = scenario
-    for name in path.split("."):
-        value = value[name]
-    return value
 
 
 def _columns_of(outcome: ClusterOutcome) -> Row:

@@ -85,6 +85,20 @@ def spread(
     }
 
 
+def over_runs(metric: Metric, values: Sequence[float | None]) -> dict[str, Any] | None:
+    """Return a metric of several runs, None if no run has it. One that lacks it has null among the
+    values."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return {
+        "unit": metric.unit,
+        "better": metric.better,
+        **spread(known, metric.mean, metric.most),
+        "values": list(values),
+    }
+
+
 def ends(interval: Interval | None) -> dict[str, float] | None:
     """Return an interval as documents have it. None if it reaches beyond any number that they may
     have: two values that differ tenfold say nothing of their mean."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.bounded import Count
@@ -150,13 +151,8 @@ def _lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
 
 
 def _edges(run: CountedRun) -> Edges:
-    ends = run.facts.phases_ns
-    return Edges(
-        populate_end_ns=ends.populate_end,
-        precondition_end_ns=ends.precondition_end,
-        measure_start_ns=ends.measure_start,
-        measure_end_ns=ends.measure_end,
-    )
+    ends = asdict(run.facts.phases_ns)
+    return Edges(**{f"{name}_ns": at_ns for name, at_ns in ends.items()})
 
 
 _RECORDED = ("response", "ttft", "lateness", "queue", "service")

@@ -17,7 +17,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.metrics.intervals import CONFIDENCE, IntervalEnds
 from kv_cache.metrics.passport import VALID, Status, Verdict
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.metrics import HEADLINES, METRICS, Json, Metric, spread
+from kv_cache.result.metrics import HEADLINES, METRICS, Json, over_runs
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
 from kv_cache.result.verdicts import FINISHED, Look, verdict_of, worst
@@ -121,7 +121,11 @@ def aggregate(
         )
     ]
     counted = [section for section in _sections(documents) if section["status"] == FINISHED]
-    metrics = {name: numbers for name in METRICS if (numbers := _numbers(METRICS[name], counted))}
+    metrics = {
+        name: numbers
+        for name, metric in METRICS.items()
+        if (numbers := over_runs(metric, [metric.value(section) for section in counted]))
+    }
     headline = _headline(metrics, len(counted))
     verdict = _verdict(rows, planned, metrics.get(headline or ""), headline, most_cv)
     first = documents[0][SECTION]
@@ -174,21 +178,6 @@ def _trial(number: int, section: Json, name: str, sha: str, print_: str | None) 
         "counted": section["status"] == FINISHED,
         "verdict": section["passport"]["verdict"],
         "reasons": list(section["passport"]["reasons"]),
-    }
-
-
-def _numbers(metric: Metric, counted: Sequence[Json]) -> dict[str, Any] | None:
-    """Return a metric of all trials, None if no trial has it. A trial that lacks it has null among
-    the values."""
-    values = [metric.value(section) for section in counted]
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return {
-        "unit": metric.unit,
-        "better": metric.better,
-        **spread(known, metric.mean, metric.most),
-        "values": values,
     }
 
 

@@ -4,7 +4,7 @@ A pure function of the ranks' results and of what the crew saw, whatever their o
 `verify` can do it again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -137,6 +137,12 @@ def _together(counted: Sequence[Part], tiers: dict[str, Any]) -> dict[str, Any]:
 
 
 Sides = Mapping[str, Mapping[str, Any]]
+_OF_A_DEVICE: Mapping[str, Callable[[Sequence[int]], int]] = {
+    "device": max,  # it counts all processes' bytes
+    "claimed": sum,
+    "process": sum,
+}
+"""What the ranks that share a device make of their counts of bytes."""
 
 
 def _reconciliation(counted: Sequence[Part]) -> dict[str, Any] | None:
@@ -158,8 +164,8 @@ def _reconciliation(counted: Sequence[Part]) -> dict[str, Any] | None:
         **{
             kind.value: reconciled(
                 sum(row[kind]["claimed_bytes"] for row in rows),
-                _sum_or_none([row[kind]["process_bytes"] for row in rows]),
-                _sum_or_none([device[f"device_{kind}_bytes"] for device in devices]),
+                _if_known(sum, [row[kind]["process_bytes"] for row in rows]),
+                _if_known(sum, [device[f"device_{kind}_bytes"] for device in devices]),
             )
             for kind in KINDS
         },
@@ -174,24 +180,16 @@ def _devices(known: Sequence[tuple[Part, Sides]]) -> list[dict[str, Any]]:
         groups.setdefault((part.host or "", str(row["device"] or "")), []).append((part, row))
     devices = []
     for (host, device), members in sorted(groups.items()):
-        sides = {kind: [row[kind] for _, row in members] for kind in KINDS}
         devices.append(
             {
                 "host": host or None,
                 "device": device or None,
                 "ranks": [part.rank for part, _ in members],
                 **{
-                    f"device_{kind}_bytes": _most([side["device_bytes"] for side in sides[kind]])
-                    for kind in KINDS
-                },
-                **{
-                    f"claimed_{kind}_bytes": sum(side["claimed_bytes"] for side in sides[kind])
-                    for kind in KINDS
-                },
-                **{
-                    f"process_{kind}_bytes": _sum_or_none(
-                        [side["process_bytes"] for side in sides[kind]]
+                    f"{name}_{kind}_bytes": _if_known(
+                        combined, [row[kind][f"{name}_bytes"] for _, row in members]
                     )
+                    for name, combined in _OF_A_DEVICE.items()
                     for kind in KINDS
                 },
             }
@@ -199,12 +197,8 @@ def _devices(known: Sequence[tuple[Part, Sides]]) -> list[dict[str, Any]]:
     return devices
 
 
-def _sum_or_none(values: Sequence[Any]) -> Any:
-    return None if None in values else sum(values)
-
-
-def _most(values: Sequence[Any]) -> Any:
-    return None if None in values else max(values)
+def _if_known(combined: Callable[[Sequence[int]], int], values: Sequence[Any]) -> int | None:
+    return None if None in values else combined(values)
 
 
 # --- who and how -----------------------------------------------------------------------------
