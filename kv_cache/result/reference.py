@@ -35,7 +35,13 @@ from kv_cache.result.run import (
     total_operations,
     totals,
 )
-from kv_cache.result.sections import KINDS, bytes_per_second, measured_windows, targets_ms
+from kv_cache.result.sections import (
+    KINDS,
+    bytes_per_second,
+    measured_windows,
+    operations_per_second,
+    targets_ms,
+)
 from kv_cache.schedule.autoscale.window_pool import Unit
 
 HIT_RATE_FLOOR = 0.30
@@ -314,14 +320,10 @@ def _cache_stats(runs: Sequence[CountedRun], counts: MergeableCounts) -> dict[st
         "total_read_gb": read / GIB,
         "total_write_gb": written / GIB,
         "read_write_ratio": read / max(written, 1),
-        **{f"{kind.value}_iops": _storage_iops(runs, kind) for kind in KINDS},
+        **{f"{kind.value}_iops": operations_per_second(runs, "storage", kind) for kind in KINDS},
         "storage_tokens_processed": _sum_if_known([_storage_tokens(run) for run in runs]),
         **_percentiles(ledger),
     }
-
-
-def _storage_iops(runs: Sequence[CountedRun], kind: OpKind) -> float:
-    return rate(runs, lambda run: total_operations(run.ledger.window("storage", kind)))
 
 
 def _judges_hits(run: CountedRun) -> bool:

@@ -202,9 +202,7 @@ def _side(
         "operations": total_operations(rows),
         "bytes": total_bytes(rows),
         "bytes_per_second": bytes_per_second(runs, label, kind),
-        "operations_per_second": rate(
-            runs, lambda run: total_operations(run.ledger.window(label, kind))
-        ),
+        "operations_per_second": operations_per_second(runs, label, kind),
         "total_ms": latency_ms(times(rows, "total")),
         "device_ms": latency_ms(times(rows, "device")),
         "host_ms": latency_ms(times(rows, "host")),
@@ -214,6 +212,10 @@ def _side(
 
 def bytes_per_second(runs: Sequence[CountedRun], label: TierLabel, kind: OpKind) -> float:
     return rate(runs, lambda run: total_bytes(run.ledger.window(label, kind)))
+
+
+def operations_per_second(runs: Sequence[CountedRun], label: TierLabel, kind: OpKind) -> float:
+    return rate(runs, lambda run: total_operations(run.ledger.window(label, kind)))
 
 
 def _headline(runs: Sequence[CountedRun]) -> dict[str, Any] | None:

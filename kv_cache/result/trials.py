@@ -105,7 +105,6 @@ def aggregate(
     master_seed: int,
     planned: int,
     cooldown_s: float = 0.0,
-    most_cv: float = MOST_CV,
 ) -> dict[str, Any]:
     """Build the sealed document of all trials, in the order in which they ran.
 
@@ -127,7 +126,7 @@ def aggregate(
         if (numbers := over_runs(metric, [metric.value(section) for section in counted]))
     }
     headline = _headline(metrics, len(counted))
-    verdict = _verdict(rows, planned, metrics.get(headline or ""), headline, most_cv)
+    verdict = _verdict(rows, planned, metrics.get(headline or ""), headline)
     first = documents[0][SECTION]
     same = ("driver", "semantics_preset", "contains_performance", "model", "semantics", "workload")
     section = {
@@ -141,7 +140,7 @@ def aggregate(
         "cooldown_s": cooldown_s,
         "confidence": CONFIDENCE,
         "headline": headline,
-        "most_cv": most_cv,
+        "most_cv": MOST_CV,
         "passport": verdict.to_json(),
         "trials": rows,
         "metrics": metrics,
@@ -195,15 +194,14 @@ NAMES: Mapping[str, str] = {"T1": "completeness", "T2": "trials", "T3": "repeata
 
 
 def _verdict(
-    rows: Sequence[Json], planned: int, numbers: Json | None, headline: str | None, most_cv: float
+    rows: Sequence[Json], planned: int, numbers: Json | None, headline: str | None
 ) -> Verdict:
     looks = {
         "T1": _complete(rows, planned),
         "T2": _each(rows),
-        "T3": _repeatable(rows, numbers, headline, most_cv),
+        "T3": _repeatable(rows, numbers, headline),
     }
-    changed = {} if most_cv == MOST_CV else {"most_cv": [most_cv, MOST_CV]}
-    return verdict_of(NAMES, looks, changed)
+    return verdict_of(NAMES, looks)
 
 
 def _complete(rows: Sequence[Json], planned: int) -> Look:
@@ -229,19 +227,17 @@ def _each(rows: Sequence[Json]) -> Look:
     )
 
 
-def _repeatable(
-    rows: Sequence[Json], numbers: Json | None, headline: str | None, most_cv: float
-) -> Look:
+def _repeatable(rows: Sequence[Json], numbers: Json | None, headline: str | None) -> Look:
     spread = None if numbers is None else numbers["coefficient_of_variation"]
     if headline is None or numbers is None or spread is None:
         return Status.NOT_JUDGED, "fewer than two trials have a headline to compare"
     metric = METRICS[headline]
     varies = f"{metric.label} varies by {100 * spread:.1f} % between trials (CV)"
-    if spread <= most_cv:
-        return Status.PASS, f"{varies}, at most {100 * most_cv:g} % are allowed"
+    if spread <= MOST_CV:
+        return Status.PASS, f"{varies}, at most {100 * MOST_CV:g} % are allowed"
     number, value = _furthest(rows, numbers)
     return Status.SUSPECT, (
-        f"{varies}, more than {100 * most_cv:g} %: trial {number} with {metric.shown(value)} "
+        f"{varies}, more than {100 * MOST_CV:g} %: trial {number} with {metric.shown(value)} "
         f"{metric.shown_unit} is furthest from the median of {metric.shown(numbers['median'])}; "
         "find what else the machine or the drive did then, or run more and longer trials"
     )

@@ -47,9 +47,9 @@ def reach_of(row: Json) -> float | None:
     return reach
 
 
-def _times(name: str, label: str, *percents: str, better: str = LOWER) -> tuple[Measure, ...]:
+def _times(name: str, label: str, *percents: str) -> tuple[Measure, ...]:
     return tuple(
-        Measure(path=f"{name}.{percent}", label=f"{label} {percent}", unit="ms", better=better)
+        Measure(path=f"{name}.{percent}", label=f"{label} {percent}", unit="ms", better=LOWER)
         for percent in percents
     )
 
