@@ -8,7 +8,7 @@ corrected for how many are looked at.
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +21,7 @@ from kv_cache.files.reading import SECTION
 from kv_cache.metrics.intervals import CONFIDENCE, Interval, mean_interval
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.metrics import HIGHER, METRICS, over_runs
+from kv_cache.result.metrics import HIGHER, METRICS, Json, over_runs
 from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA, SweepFacts
 from kv_cache.result.verdicts import worst
 from kv_cache.view.sweep import sweep_view
@@ -35,8 +35,6 @@ UNFINISHED = "unfinished"  # the verdict of a cell that was not run to its end
 
 _NUMBERS = ("unit", "better", "values", "mean", "median", "interval", "coefficient_of_variation")
 """What is told of a metric of a cell, in this order."""
-
-Json = Mapping[str, Any]
 
 
 def run_row(

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kv_cache.result.chain import fingerprint
-from kv_cache.result.metrics import METRICS
+from kv_cache.result.metrics import METRICS, Json
 
 SCHEMA = "kv-cache-summary/1"
 TRIALS_SCHEMA = "kv-cache-trials-summary/1"
 RANKS_SCHEMA = "kv-cache-ranks-summary/2"
-
-Json = Mapping[str, Any]
 
 
 def brief(document: Json, files: Mapping[str, str]) -> dict[str, Any]:

@@ -10,14 +10,13 @@ from kv_cache.core.crew import Crew, RankNumber
 from kv_cache.result.chain import SECTION, check
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
 from kv_cache.result.difference import differences
+from kv_cache.result.metrics import Json
 from kv_cache.result.ranks.merged import merged_document
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.result.verify import recheck, without_chain
 
 _MOST_PLACES = 10
 _LONGEST = 300
-
-Json = Mapping[str, Any]
 
 
 class Rechecked(NamedTuple):

@@ -6,24 +6,22 @@ where nearly every miss was the first access to its block (then no cache could h
 of latencies where requests that were turned away are missing among them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kv_cache.metrics.intervals import CONFIDENCE
 from kv_cache.metrics.order import LEAST_SEEDS, compulsory_share
+from kv_cache.result.metrics import HIGHER, Json
 from kv_cache.result.simulation.measures import (
     FINISHED_RATE,
     GOODPUT,
-    HIGHER,
     HIT_RATIO,
     JUDGED,
     LATENCIES,
     Measure,
     number_of,
 )
-
-Json = Mapping[str, Any]
 
 LEAST_ACTIVE = 0.5
 """Of the instances of each role: with fewer there is no verdict."""

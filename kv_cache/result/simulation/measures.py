@@ -6,10 +6,7 @@ from typing import Any
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
-
-Json = Mapping[str, Any]
-
-HIGHER, LOWER = "higher", "lower"
+from kv_cache.result.metrics import HIGHER, LOWER, Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
