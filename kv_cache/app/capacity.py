@@ -164,7 +164,8 @@ def capacity(
     The document is written after each probe, so that nothing is lost with the next. Raises
     UsageError before anything is measured.
     """
-    return _plan(options, config, notes, progress).search(stop or Interrupts(), progress)
+    search = _plan(options, config, notes, progress)
+    return _Searching(search, stop or Interrupts(), progress).run()
 
 
 def planned_capacity(options: CapacityOptions, config: Config, notes: Sequence[str] = ()) -> View:
@@ -194,9 +195,6 @@ class _Search:
     @property
     def unit(self) -> str:
         return "users" if self.by_users else "requests/s"
-
-    def search(self, caught: Interrupts, progress: Progress) -> Result:
-        return _Searching(self, caught, progress).run()
 
 
 def _plan(

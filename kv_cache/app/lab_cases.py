@@ -1,7 +1,7 @@
 """What `lab` compares, and its numbers for one trace or one pattern as rows of the document."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
@@ -20,11 +20,6 @@ from kv_cache.lab.variants import PolicyVariant
 from kv_cache.result.lab import OWN, lab_document
 
 Row = dict[str, Any]
-
-_BASE = (
-    "lookups", "nbytes", "unique", "requests", "working_set_bytes", "compulsory",
-    "prefix_compulsory",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,4 +115,5 @@ class PolicyComparison:
 
 
 def _mean(bases: Sequence[Base]) -> Row:
-    return {name: fmean(getattr(base, name) for base in bases) for name in _BASE}
+    names = [field.name for field in fields(Base) if field.name != "batches"]
+    return {name: fmean(getattr(base, name) for base in bases) for name in names}

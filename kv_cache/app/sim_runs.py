@@ -1,7 +1,7 @@
 """The runs of a simulation: each variant with each seed, and what is written as they end."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,15 +45,6 @@ class _RunStoppedError(Exception):
     """A signal came during a run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPaths:
-    """Where what is written run by run goes; None: nowhere."""
-
-    events: Path | None = None
-    series: Path | None = None
-    instances: Path | None = None
-
-
 @dataclass(slots=True, kw_only=True)
 class VariantRuns:
     """A variant with its place in the document, from 1, and its runs so far."""
@@ -86,15 +77,15 @@ class EndedRuns:
 def run_all(
     study: Scenarios,
     inputs: "ScenarioInputs",
-    streams: StreamPaths,
+    files: Mapping[str, Path],
     caught: Interrupts,
     progress: Progress,
 ) -> EndedRuns:
     """Simulate until all runs have ended or a signal came, and write what belongs to those that
-    ended. Raises NothingEndedError and UsageError, after which no file is changed, and
-    AssertionError if a run broke a law."""
+    ended into `files`, by the names of their flags. Raises NothingEndedError and UsageError, after
+    which no file is changed, and AssertionError if a run broke a law."""
     with ExitStack() as stack:
-        runs = _Runs(study, inputs, streams, caught, progress, stack)
+        runs = _Runs(study, inputs, files, caught, progress, stack)
         began = time.monotonic()
         runs.run_each()
         return runs.ended(time.monotonic() - began)
@@ -187,7 +178,7 @@ class _Runs:
         self,
         study: Scenarios,
         inputs: ScenarioInputs,
-        streams: StreamPaths,
+        files: Mapping[str, Path],
         caught: Interrupts,
         progress: Progress,
         stack: ExitStack,
@@ -198,12 +189,10 @@ class _Runs:
         self._variants: dict[int, VariantRuns] = {}
         self._seeds: list[int] = []
         self._ended = self._events = 0
-        self._log = _event_log(study, streams.events, stack)
-        name = study.base.name
-        self._series = _columns_file(streams.series, "--series", name, stack)
-        self._instances = _columns_file(
-            streams.instances, "--per-instance", name, stack, numbered="instance"
-        )
+        self._log = _event_log(study, files.get("events"), stack)
+        title = study.base.name
+        self._series = _columns_file(files, "series", title, stack)
+        self._instances = _columns_file(files, "per-instance", title, stack, numbered="instance")
         self._bar: Bar = stack.enter_context(
             progress.bar(
                 "simulating", unit="requests", total=inputs.all_requests(study), scale=True
@@ -318,11 +307,12 @@ def _event_log(study: Scenarios, path: Path | None, stack: ExitStack) -> EventLo
 
 
 def _columns_file(
-    path: Path | None, flag: str, name: str, stack: ExitStack, numbered: str | None = None
+    files: Mapping[str, Path], name: str, title: str, stack: ExitStack, numbered: str | None = None
 ) -> ColumnsFile | None:
-    if path is None:
+    if name not in files:
         return None
-    return ColumnsFile(stack.enter_context(_writing(path, flag)), name, numbered=numbered)
+    file = stack.enter_context(_writing(files[name], f"--{name}"))
+    return ColumnsFile(file, title, numbered=numbered)
 
 
 @contextmanager

@@ -91,8 +91,9 @@ class Classes(Struct, frozen=True, kw_only=True, dict=True):
     responsive: RequestCounts
     batch: RequestCounts
 
-    def of(self, qos: Qos) -> RequestCounts:
-        counts: RequestCounts = getattr(self, qos.value)
+    def of(self, qos: Qos | None) -> RequestCounts:
+        """Return one class; None is all as one."""
+        counts: RequestCounts = self.together if qos is None else getattr(self, qos.value)
         return counts
 
     @cached_property

@@ -97,10 +97,6 @@ def _completed(run: CountedRun) -> int:
     return run.facts.requests.completed_in_window
 
 
-def _output_tokens(run: CountedRun) -> int:
-    return run.facts.measured.together.output_tokens
-
-
 def _sound(run: CountedRun) -> bool:
     return (
         run.measured
@@ -211,7 +207,9 @@ def _summary(
         "total_requests": done.completed,
         "total_tokens": done.output_tokens,
         "elapsed_time": max(run.window_s for run in runs),
-        "avg_throughput_tokens_per_sec": rate(runs, _output_tokens),
+        "avg_throughput_tokens_per_sec": rate(
+            runs, lambda run: run.facts.measured.together.output_tokens
+        ),
         "total_storage_io_time": ns_to_s(done.histogram_storage.total),
         "storage_throughput_tokens_per_sec": fsum(map(_tokens_per_storage_second, runs)),
         "requests_per_second": rate(runs, _completed),

@@ -122,7 +122,7 @@ def request_section(
     vocabulary."""
 
     def rate_of(name: str) -> float:
-        return rate(runs, lambda run: getattr(_class_of(run.facts.measured, qos), name))
+        return rate(runs, lambda run: getattr(run.facts.measured.of(qos), name))
 
     return {
         **{name: getattr(counts, name) for name in ("completed", "prompt_tokens", "output_tokens")},
@@ -131,10 +131,6 @@ def request_section(
         **{f"{name}_ms": latency_ms(counts.latency(name)) for name in LATENCIES},
         **{f"histogram_{name}": counts.latency(name).to_json() for name in LATENCIES},
     }
-
-
-def _class_of(classes: Classes, qos: Qos | None) -> RequestCounts:
-    return classes.together if qos is None else classes.of(qos)
 
 
 def slos_ms(runs: Sequence[CountedRun], qos: Qos) -> Mapping[str, float]:

@@ -30,8 +30,6 @@ from kv_cache.result.sections import KINDS, body, reconciled, reconciliation
 from kv_cache.result.verdicts import BROKEN, FINISHED, INTERRUPTED
 from kv_cache.result.without_figures import without_figures
 
-SCHEMA = RANKS
-
 
 def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
     """Build the sealed document of all ranks, of what each has as its result (by its number, as
@@ -44,7 +42,7 @@ def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
     together = _together(counted, numbers["tiers"])
     verdict = judged(parts, crew, numbers, together)
     section = {
-        "schema": SCHEMA,
+        "schema": RANKS,
         "result_schema": RESULT_SCHEMA,
         "program_version": __version__,
         **_what(counted),
