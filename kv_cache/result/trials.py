@@ -114,12 +114,13 @@ def aggregate(
     """
     _check(documents, files, planned)
     rows = [
-        _trial(number, section, name, sha, fingerprint(document))
-        for number, (document, section, (name, sha)) in enumerate(
-            zip(documents, _sections(documents), files.items(), strict=True), start=1
+        _trial(number, document, name, sha)
+        for number, (document, (name, sha)) in enumerate(
+            zip(documents, files.items(), strict=True), start=1
         )
     ]
-    counted = [section for section in _sections(documents) if section["status"] == FINISHED]
+    sections = [document[SECTION] for document in documents]
+    counted = [section for section in sections if section["status"] == FINISHED]
     metrics = {
         name: numbers
         for name, metric in METRICS.items()
@@ -154,21 +155,18 @@ def _check(documents: Sequence[Json], files: Mapping[str, str], planned: int) ->
     if not documents or len(documents) != len(files) or len(documents) > planned:
         raise ValueError(f"{len(documents)} results in {len(files)} files of {planned} trials")
     same = identity(documents[0][SECTION])
-    for number, section in enumerate(_sections(documents), start=1):
-        if identity(section) != same:
+    for number, document in enumerate(documents, start=1):
+        if identity(document[SECTION]) != same:
             raise ValueError(f"trial {number} differs from trial 1 in more than its seed")
 
 
-def _sections(documents: Sequence[Json]) -> list[Json]:
-    return [document[SECTION] for document in documents]
-
-
-def _trial(number: int, section: Json, name: str, sha: str, print_: str | None) -> dict[str, Any]:
+def _trial(number: int, document: Json, name: str, sha: str) -> dict[str, Any]:
+    section = document[SECTION]
     return {
         "trial": number,
         "file": name,
         "sha256": sha,
-        "fingerprint": print_,
+        "fingerprint": fingerprint(document),
         "seed": section["seed"],
         "schedule_sha256": section["schedule"]["sha256"],
         "started_utc": section["started_utc"],
