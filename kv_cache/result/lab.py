@@ -37,12 +37,6 @@ RULES = {
 }
 
 
-class LabSource(TraceNotes, frozen=True, kw_only=True):
-    """What was asked: a trace, synthetic users, or `patterns`."""
-
-    patterns: tuple[str, ...] = ()
-
-
 class HeldAs(Struct, frozen=True, kw_only=True):
     """The type in which blocks are held: `ratio` of stored to own bytes without scales, which
     `group` elements share (0: none), and ns for widening a stored byte (None: not counted)."""
@@ -81,7 +75,7 @@ class LabFacts(Struct, frozen=True, kw_only=True):
 
     seed: int
     engine: str
-    source: LabSource
+    source: TraceNotes
     residencies: list[HeldAs]
     cases: list[LabCase]
 
