@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         "a comparison of trials does not pair them by their schedules",
         "kv_cache/result/comparison.py",
-        "known = [value for _, value in sorted(_by_schedule(result, several))]",
-        "known = [value for _, value in _by_schedule(result, several)]",
+        "sorted((s, value) for s, value in pairs if value is not None)",
+        "((s, value) for s, value in pairs if value is not None)",
         (f"{UNIT}compare.py",),
     ),
     Mutant(

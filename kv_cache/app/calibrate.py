@@ -37,6 +37,7 @@ from kv_cache.config.hardware import (
 from kv_cache.config.profile import HEADER as PROBE_HEADER
 from kv_cache.config.profile import Profile, read_profile
 from kv_cache.config.schema import opt, same_option
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.exits import Exit
 from kv_cache.core.units import PAGE_BYTES
@@ -232,8 +233,8 @@ def calibrate(
     *,
     stop: Interrupts | None = None,
     progress: Progress = SILENT,
-    on_drive: OnDrive = lambda name, result: None,
-    on_memory: OnMemory = lambda copied: None,
+    on_drive: OnDrive = ignore,
+    on_memory: OnMemory = ignore,
 ) -> Calibration | None:
     """Measure a machine as checked and write its profile; None if `stop` ended it.
 

@@ -22,6 +22,7 @@ from kv_cache.config.load import Invocation
 from kv_cache.config.root import Config
 from kv_cache.config.schema import opt
 from kv_cache.config.sections import FILES_BESIDE
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError
 from kv_cache.core.exits import Exit
 from kv_cache.core.kinds import Phase, Qos
@@ -164,7 +165,8 @@ def capacity(
     The document is written after each probe, so that nothing is lost with the next. Raises
     UsageError before anything is measured.
     """
-    return _plan(options, config, notes, progress).search(stop or Interrupts(), progress)
+    search = _plan(options, config, notes, progress)
+    return _Searching(search, stop or Interrupts(), progress).run()
 
 
 def planned_capacity(options: CapacityOptions, config: Config, notes: Sequence[str] = ()) -> View:
@@ -194,9 +196,6 @@ class _Search:
     @property
     def unit(self) -> str:
         return "users" if self.by_users else "requests/s"
-
-    def search(self, caught: Interrupts, progress: Progress) -> Result:
-        return _Searching(self, caught, progress).run()
 
 
 def _plan(
@@ -333,7 +332,7 @@ class _Probing:
         if config.run.virtual_time:
             return simulate(
                 config, load, job.specs, config.run.seed,
-                progress=_ignore, on_record=_ignore, on_op=_ignore,
+                progress=ignore, on_record=ignore, on_op=ignore,
                 stopped=self._caught.stop.is_set, slos=self.slos, watch=self._watch,
             )  # fmt: skip
         plan = RunPlan(config, load, job.specs, config.run.seed, slos=self.slos)
@@ -376,10 +375,6 @@ def _overloaded(windows: Sequence[Window], config: Config) -> bool:
     submitted = sum(window.submitted for window in windows)
     left = submitted - sum(c.ended for window in windows for c in window.classes.values())
     return left > _LEFT_OVER * submitted and left > _SURE_ERRORS * sqrt(2 * submitted)
-
-
-def _ignore(_: object) -> None:
-    """Nothing listens."""
 
 
 # --- the search ------------------------------------------------------------------------------

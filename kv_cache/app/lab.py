@@ -22,6 +22,7 @@ from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import options as run_options
 from kv_cache.config.schema import opt, to_mapping
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError, PlaceError, TraceError, did_you_mean
 from kv_cache.core.model import DTYPE_BITS
 from kv_cache.core.seed import Seed
@@ -205,11 +206,7 @@ def unless_stopped(caught: Interrupts, study: Callable[[], Document]) -> Documen
     except _StudyStoppedError:
         return None
     finally:
-        caught.on_signal = _finish
-
-
-def _finish() -> None:
-    """Do nothing: what is being written will be whole."""
+        caught.on_signal = ignore  # what is being written will be whole
 
 
 # --- what is compared ------------------------------------------------------------------------

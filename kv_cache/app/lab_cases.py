@@ -1,9 +1,11 @@
 """What `lab` compares, and its numbers for one trace or one pattern as rows of the document."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
+
+from msgspec import to_builtins
 
 from kv_cache.app.compiled import engine_name
 from kv_cache.app.study_files import Document
@@ -18,11 +20,6 @@ from kv_cache.lab.variants import PolicyVariant
 from kv_cache.result.lab import OWN, lab_document
 
 Row = dict[str, Any]
-
-_BASE = (
-    "lookups", "nbytes", "unique", "requests", "working_set_bytes", "compulsory",
-    "prefix_compulsory",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +62,7 @@ class PolicyComparison:
             "pattern": None if pattern is None else pattern.about,
             "seeds": len(sequences),
             "base": base | {"block_bytes": sizes.pop() if len(sizes) == 1 else None},
-            "tables": [_plain(table) for table in tables],
+            "tables": to_builtins(tables),
         }
 
     def _study(self, drawn: Drawn, residency: Residency | None, element_bits: int) -> Study:
@@ -118,15 +115,5 @@ class PolicyComparison:
 
 
 def _mean(bases: Sequence[Base]) -> Row:
-    return {name: fmean(getattr(base, name) for base in bases) for name in _BASE}
-
-
-def _plain(value: Any) -> Any:
-    """Return dataclasses and intervals as JSON has them."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return value._asdict()
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
+    names = [field.name for field in fields(Base) if field.name != "batches"]
+    return {name: fmean(getattr(base, name) for base in bases) for name in names}

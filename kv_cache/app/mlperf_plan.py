@@ -14,6 +14,7 @@ from typing import Any
 
 from kv_cache.app.mlperf_rank import RankCall, rank_config, rank_start
 from kv_cache.app.prepare import prepare
+from kv_cache.bench.path_checks import nearest_existing
 from kv_cache.config.load import config_file
 from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
 from kv_cache.config.schema import opt, same_option
@@ -151,7 +152,7 @@ def checked(
     for path, why in _FROM_THE_SEQUENCE.items():
         if path in overrides:
             raise ConfigError(f"{path} cannot be given to the clients: {why}")
-    existing = _existing(results)
+    existing = nearest_existing(results)
     for option in plan.options:
         call = program.read(plan.rank_words(option, existing, options.cache_dir, config))
         _try(plan, call, existing)
@@ -236,17 +237,12 @@ def _same_filesystem(cache: str, results: Path) -> bool:
     """Whether both are on one, also if one is a subvolume or a bind mount of the other's."""
     if "://" in cache:
         return False
-    one, other = _existing(Path(cache)), _existing(results)
+    one, other = nearest_existing(Path(cache)), nearest_existing(results)
     if os.stat(one).st_dev == os.stat(other).st_dev:
         return True
     mounts = [filesystem(Reader(), path) for path in (one, other)]
     source, kind = mounts[0]["source"], mounts[0]["type"]
     return "/" in str(source) and (mounts[1]["source"], mounts[1]["type"]) == (source, kind)
-
-
-def _existing(path: Path) -> Path:
-    real = Path(os.path.realpath(path))
-    return next(parent for parent in (real, *real.parents) if parent.exists())
 
 
 def _environment(cache: str, results: Path, same_filesystem: bool) -> Json:

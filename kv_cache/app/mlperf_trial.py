@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.core.errors import PlaceError
+from kv_cache.core.text import printable
 from kv_cache.crew.child_processes import tied
 from kv_cache.mlperf.layout import results_in
 
@@ -116,8 +117,7 @@ class Trial:
         for path in sorted(self.directory.glob("*.log")):
             lines = path.read_bytes()[-2000:].decode(errors="replace").strip().splitlines()
             if lines:
-                line = "".join(c if c.isprintable() else "?" for c in lines[-1])
-                return f"{path.name} ends with: {line}"
+                return f"{path.name} ends with: {printable(lines[-1])}"
         return f"the logs in {self.directory} are empty"
 
 

@@ -46,7 +46,7 @@ from kv_cache.files.recording import (
 )
 from kv_cache.files.validation import ValidationTrace, read_validation
 from kv_cache.sim.run import storage_model
-from kv_cache.view.sheets import check_target
+from kv_cache.view.sheets import Target, check_target
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey, doubts, require_usable, survey
 from kv_cache.workload.formats.trace_files import Trace
@@ -284,10 +284,11 @@ def _check_files(config: Config, output: Path, trace: Trace | None) -> list[str]
         for name, path in files.items():
             flag = f"--{name.replace('_', '-')}"
             check_name(path, f"{flag} {path}")
-            written, note = _CHECKS[name](path)
-            refuse_same(written, path, flag, taken)
-            taken[flag] = [written, *([output] if name == "output" else [])]
-            notes += [] if note is None or note in notes else [note]
+            target = _CHECKS[name](path) or Target(path=path)
+            refuse_same(target.path, path, flag, taken)
+            taken[flag] = [target.path, *([output] if name == "output" else [])]
+            if target.note is not None and target.note not in notes:
+                notes.append(target.note)
     return notes
 
 
@@ -300,37 +301,21 @@ def refuse_same(
             raise PlaceError(f"{flag} {given}: {other} has the same file; name another")
 
 
-_Check = Callable[[Path], tuple[Path, str | None]]
-
-
-def _as_named(check: Callable[[Path], None]) -> _Check:
-    def checked(path: Path) -> tuple[Path, str | None]:
-        check(path)
-        return path, None
-
-    return checked
-
-
 def _fio_job(path: Path) -> None:
     check_output_file(path)
     require_replaceable(path, HEADER, "--fio-export")
 
 
-def _sheets(path: Path) -> tuple[Path, str | None]:
-    target = check_target(path)
-    return target.path, target.note
-
-
-_CHECKS: Mapping[str, _Check] = {
-    "output": _as_named(lambda path: None),  # checked by check_output
-    "latency_dump": _as_named(check_output_file),
-    "fio_export": _as_named(_fio_job),
-    "record": _as_named(check_recording),
-    "io_trace_log": _as_named(check_io_trace),
-    "hdr_log": _as_named(check_hdr_log),
-    "xlsx_output": _sheets,
+_CHECKS: Mapping[str, Callable[[Path], Target | None]] = {
+    "output": lambda path: None,  # checked by check_output
+    "latency_dump": check_output_file,
+    "fio_export": _fio_job,
+    "record": check_recording,
+    "io_trace_log": check_io_trace,
+    "hdr_log": check_hdr_log,
+    "xlsx_output": check_target,
 }
-"""For each file that a run may write: refuses it, or says where it goes and why it goes there."""
+"""For each file that a run may write: refuses it, or says where it goes, if that is elsewhere."""
 
 
 # --- names -----------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.bench.stores import fill_drives
 from kv_cache.config.build import Load, endless
 from kv_cache.config.root import Config
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError
 from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json
@@ -63,7 +64,7 @@ def run(
     notes: Sequence[str] = (),
     stop: Interrupts | None = None,
     progress: Progress = SILENT,
-    on_result: OnResult = lambda result: None,
+    on_result: OnResult = ignore,
 ) -> Result:
     """Measure what a configuration describes, and write the result and the files that it asks for.
 

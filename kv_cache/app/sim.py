@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kv_cache.app.compiled import engine_name, require_pure
-from kv_cache.app.sim_runs import EndedRuns, NothingEndedError, ScenarioInputs, StreamPaths, run_all
+from kv_cache.app.sim_runs import EndedRuns, NothingEndedError, ScenarioInputs, run_all
 from kv_cache.app.study_files import (
     Document,
     StudyFile,
@@ -130,7 +130,8 @@ def sim(
     study, files = _checked(options)
     inputs = ScenarioInputs(study)
     try:
-        ended = run_all(study, inputs, _streams(files), caught, progress)
+        paths = {file.name: file.path for file in files}
+        ended = run_all(study, inputs, paths, caught, progress)
     except NothingEndedError:
         return None
     document = _document(study, ended, argv, caught.name)
@@ -195,13 +196,6 @@ def _files(options: SimOptions, study: Scenarios) -> Sequence[StudyFile]:
     if options.plot is not None:
         files.append(picture_file(options.plot, Path(study.source)))
     return files
-
-
-def _streams(files: Sequence[StudyFile]) -> StreamPaths:
-    paths = {file.name: file.path for file in files}
-    return StreamPaths(
-        events=paths.get("events"), series=paths.get("series"), instances=paths.get("per-instance")
-    )
 
 
 def _check_table(path: Path, flag: str) -> None:

@@ -1,7 +1,7 @@
 """The runs of a simulation: each variant with each seed, and what is written as they end."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from kv_cache.core.errors import UsageError
 from kv_cache.files.cluster_events import EventLog
 from kv_cache.files.cluster_tables import ColumnsFile
 from kv_cache.files.writing import cannot_write, open_atomically
+from kv_cache.result.paths import value_at
 from kv_cache.result.simulation.document import run_row, variant_row
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.outcome import ClusterOutcome
@@ -42,15 +43,6 @@ class NothingEndedError(Exception):
 
 class _RunStoppedError(Exception):
     """A signal came during a run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPaths:
-    """Where what is written run by run goes; None: nowhere."""
-
-    events: Path | None = None
-    series: Path | None = None
-    instances: Path | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,15 +77,15 @@ class EndedRuns:
 def run_all(
     study: Scenarios,
     inputs: "ScenarioInputs",
-    streams: StreamPaths,
+    files: Mapping[str, Path],
     caught: Interrupts,
     progress: Progress,
 ) -> EndedRuns:
     """Simulate until all runs have ended or a signal came, and write what belongs to those that
-    ended. Raises NothingEndedError and UsageError, after which no file is changed, and
-    AssertionError if a run broke a law."""
+    ended into `files`, by the names of their flags. Raises NothingEndedError and UsageError, after
+    which no file is changed, and AssertionError if a run broke a law."""
     with ExitStack() as stack:
-        runs = _Runs(study, inputs, streams, caught, progress, stack)
+        runs = _Runs(study, inputs, files, caught, progress, stack)
         began = time.monotonic()
         runs.run_each()
         return runs.ended(time.monotonic() - began)
@@ -186,7 +178,7 @@ class _Runs:
         self,
         study: Scenarios,
         inputs: ScenarioInputs,
-        streams: StreamPaths,
+        files: Mapping[str, Path],
         caught: Interrupts,
         progress: Progress,
         stack: ExitStack,
@@ -197,12 +189,10 @@ class _Runs:
         self._variants: dict[int, VariantRuns] = {}
         self._seeds: list[int] = []
         self._ended = self._events = 0
-        self._log = _event_log(study, streams.events, stack)
-        name = study.base.name
-        self._series = _columns_file(streams.series, "--series", name, stack)
-        self._instances = _columns_file(
-            streams.instances, "--per-instance", name, stack, numbered="instance"
-        )
+        self._log = _event_log(study, files.get("events"), stack)
+        title = study.base.name
+        self._series = _columns_file(files, "series", title, stack)
+        self._instances = _columns_file(files, "per-instance", title, stack, numbered="instance")
         self._bar: Bar = stack.enter_context(
             progress.bar(
                 "simulating", unit="requests", total=inputs.all_requests(study), scale=True
@@ -243,7 +233,7 @@ class _Runs:
         return VariantRuns(
             number=number,
             name=variant.name or variant.scenario.name,
-            values={path: _at(scenario, path) for path in self._study.paths},
+            values={path: value_at(scenario, path) for path in self._study.paths},
             scenario=scenario,
         )
 
@@ -295,13 +285,6 @@ class _Runs:
         return outcome
 
 
-def _at(scenario: Row, path: str) -> Any:
-    value: Any = scenario
-    for name in path.split("."):
-        value = value[name]
-    return value
-
-
 def _columns_of(outcome: ClusterOutcome) -> Row:
     return {
         "series": {
@@ -324,11 +307,12 @@ def _event_log(study: Scenarios, path: Path | None, stack: ExitStack) -> EventLo
 
 
 def _columns_file(
-    path: Path | None, flag: str, name: str, stack: ExitStack, numbered: str | None = None
+    files: Mapping[str, Path], name: str, title: str, stack: ExitStack, numbered: str | None = None
 ) -> ColumnsFile | None:
-    if path is None:
+    if name not in files:
         return None
-    return ColumnsFile(stack.enter_context(_writing(path, flag)), name, numbered=numbered)
+    file = stack.enter_context(_writing(files[name], f"--{name}"))
+    return ColumnsFile(file, title, numbered=numbered)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.exits import Exit
 from kv_cache.core.seed import fresh_seed
-from kv_cache.core.text import as_json
+from kv_cache.core.text import as_json, printable
 from kv_cache.files.keep import Kept, keep
 from kv_cache.files.reading import SECTION, require_intact, result_bytes
 from kv_cache.files.result import Result
@@ -101,15 +101,10 @@ def sweep(
     progress: Progress = SILENT,
 ) -> SweepResult:
     """Run every cell of a grid that has no result yet. Raises UsageError before the first run."""
-    plan = _plan(options, progress)
+    plan = planned(options, progress=progress)
     caught = stop or Interrupts()
     with _locked(plan.place), pool(options.jobs, caught) as runs:
         return _Sweep(plan, runs, caught, progress).run()
-
-
-def planned(options: SweepOptions, *, progress: Progress = SILENT) -> "Plan":
-    """Return the checked plan of a sweep, without running it. Raises UsageError."""
-    return _plan(options, progress)
 
 
 # --- checking --------------------------------------------------------------------------------
@@ -144,9 +139,9 @@ class Plan:
         return self.grid.config_of(run.cell, run.seed)
 
 
-def _plan(options: SweepOptions, progress: Progress) -> Plan:
-    """Everything that can be known to be wrong with the grid and its place; writes nothing. Raises
-    UsageError."""
+def planned(options: SweepOptions, *, progress: Progress = SILENT) -> Plan:
+    """Return the plan of a sweep, which looks for everything that can be known to be wrong with the
+    grid and its place; writes nothing. Raises UsageError."""
     grid = read_grid(Path(options.grid), many=options.many)
     place = Path(options.results_dir)
     before = _before(place)
@@ -547,6 +542,4 @@ def _last_words(path: Path) -> str | None:
     except OSError:
         return None
     words = [line.strip() for line in lines if line.strip()]
-    if not words:
-        return None
-    return "".join(c if c.isprintable() else "?" for c in words[-1])[:_LONGEST_SAYS]
+    return printable(words[-1])[:_LONGEST_SAYS] if words else None

@@ -8,27 +8,22 @@ corrected for how many are looked at.
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import exp, log
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from msgspec import convert
 
 from kv_cache import __version__
 from kv_cache.files.reading import SECTION
-from kv_cache.metrics.intervals import (
-    CONFIDENCE,
-    Interval,
-    bounded_interval,
-    coefficient_of_variation,
-    mean_interval,
-)
+from kv_cache.metrics.intervals import CONFIDENCE, Interval, mean_interval
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.metrics import HIGHER, METRICS, ends
+from kv_cache.result.metrics import HIGHER, METRICS, Json, over_runs
 from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA, SweepFacts
+from kv_cache.result.verdicts import worst
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal
 
@@ -38,7 +33,8 @@ MARK = f'{{\n  "{SECTION}": {{\n    "schema": "kv-cache-sweep/'
 
 UNFINISHED = "unfinished"  # the verdict of a cell that was not run to its end
 
-Json = Mapping[str, Any]
+_NUMBERS = ("unit", "better", "values", "mean", "median", "interval", "coefficient_of_variation")
+"""What is told of a metric of a cell, in this order."""
 
 
 def run_row(
@@ -97,27 +93,12 @@ def _verdict(runs: Sequence[Json]) -> str:
         return Status.INVALID.value
     if statuses != {FINISHED}:
         return UNFINISHED
-    words = {run["verdict"] for run in runs}
-    return next((s.value for s in (Status.INVALID, Status.SUSPECT) if s.value in words), VALID)
+    return worst({run["verdict"] for run in runs})
 
 
 def _numbers(name: str, counted: Sequence[Json]) -> dict[str, Any] | None:
-    """None where no run has the metric. A run that lacks it has null among the values."""
-    values = [metrics[name] for metrics in counted]
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    metric = METRICS[name]
-    interval = bounded_interval(known, CONFIDENCE, metric.most)
-    return {
-        "unit": metric.unit,
-        "better": metric.better,
-        "values": values,
-        "mean": metric.mean(known),
-        "median": median(known),
-        "interval": ends(interval),
-        "coefficient_of_variation": coefficient_of_variation(known),
-    }
+    numbers = over_runs(METRICS[name], [metrics[name] for metrics in counted])
+    return None if numbers is None else {part: numbers[part] for part in _NUMBERS}
 
 
 # --- cells against each other ----------------------------------------------------------------
@@ -247,18 +228,16 @@ def sweep_csv(document: Json) -> bytes:
 
 
 def _columns(cell: Json, name: str) -> list[float | None]:
-    numbers_of, ratio = cell["metrics"].get(name), cell["against_first"].get(name)
-    numbers = (
-        [None, *_ends(None)]
-        if numbers_of is None
-        else [numbers_of["mean"], *_ends(numbers_of["interval"])]
-    )
-    ratios = [None, *_ends(None)] if ratio is None else [ratio["ratio"], *_ends(ratio["interval"])]
-    return [*numbers, *ratios]
+    return [
+        *_with_ends(cell["metrics"].get(name, {}), "mean"),
+        *_with_ends(cell["against_first"].get(name, {}), "ratio"),
+    ]
 
 
-def _ends(interval: Json | None) -> tuple[float | None, float | None]:
-    return (None, None) if interval is None else (interval["low"], interval["high"])
+def _with_ends(row: Json, name: str) -> tuple[float | None, float | None, float | None]:
+    """Return a number with its interval; a row without it is empty."""
+    interval = row.get("interval") or {}
+    return row.get(name), interval.get("low"), interval.get("high")
 
 
 def _plain(value: Any) -> str:

@@ -23,6 +23,7 @@ from kv_cache.bench.memory import check_ram
 from kv_cache.bench.path_checks import check_cache_dir
 from kv_cache.config.schema import opt, same_option
 from kv_cache.config.sections import TiersConfig
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.units import human_bytes
 from kv_cache.crew.child_processes import tied
@@ -222,7 +223,7 @@ def _fio(twin: Twin, job: str, scratch: Path, stop: Interrupts) -> tuple[Answer 
             process.kill()
         output, _ = process.communicate()
     finally:
-        stop.on_signal = lambda: None
+        stop.on_signal = ignore
         process.kill()  # does nothing to one that has ended
         process.wait()
     if process.returncode != 0:

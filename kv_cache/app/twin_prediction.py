@@ -13,6 +13,7 @@ from kv_cache.cache.limits import TierSpec
 from kv_cache.config.machine import Machine, read_machine
 from kv_cache.config.root import Config
 from kv_cache.config.storage_targets import storage_places
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Tier
 from kv_cache.metrics.outcome import RunOutcome
@@ -35,7 +36,7 @@ class Foresight:
     def run(
         self,
         stopped: Callable[[], bool] = lambda: False,
-        progress: Callable[[int], None] = lambda _: None,
+        progress: Callable[[int], None] = ignore,
     ) -> RunOutcome:
         """The outcome in virtual time. The same configuration and seed give the same."""
         return simulate(
@@ -44,8 +45,8 @@ class Foresight:
             self.specs,
             self.seed,
             progress=progress,
-            on_record=lambda _: None,
-            on_op=lambda _: None,
+            on_record=ignore,
+            on_op=ignore,
             stopped=stopped,
         )
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from kv_cache.config.schema import opt
 from kv_cache.core.errors import UsageError
-from kv_cache.core.text import as_json
+from kv_cache.core.text import as_json, printable
 from kv_cache.files.reading import RESULT_FILE, parsed, result_bytes
 from kv_cache.result.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
 from kv_cache.result.derive import SCHEMA
 from kv_cache.result.metrics import Json
-from kv_cache.result.ranks import SCHEMA as RANKS_SCHEMA
+from kv_cache.result.published import RANKS
 from kv_cache.result.ranks import recheck_ranks
 from kv_cache.result.side_files import RECORDS, SIDE_FILES, recheck_directory
 from kv_cache.result.verification import (
@@ -27,7 +27,6 @@ from kv_cache.result.verification import (
     RanksVerification,
     RunVerification,
     Verification,
-    printable,
 )
 from kv_cache.result.verify import recheck
 
@@ -88,7 +87,7 @@ def _verify_ranks(
     document: Json, data: bytes, file: Path, expected: str | None
 ) -> RanksVerification:
     """Verify each rank's result as one by itself, and do the merge of them again."""
-    _require_schema(document, RANKS_SCHEMA, file)
+    _require_schema(document, RANKS, file)
     rechecked = recheck_ranks(document)
     return RanksVerification(
         path=file,

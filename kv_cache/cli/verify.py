@@ -7,7 +7,8 @@ from kv_cache.app.verify import VerifyOptions, verify
 from kv_cache.cli.command import Command
 from kv_cache.cli.printing import print_json
 from kv_cache.core.exits import Exit
-from kv_cache.result.verification import ChainVerification, printable
+from kv_cache.core.text import printable
+from kv_cache.result.verification import LONGEST_PATH, ChainVerification
 from kv_cache.view.terminal import terminal
 from kv_cache.view.verification import verification_view
 
@@ -56,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
     if not isinstance(verification, ChainVerification):
         sys.stdout.flush()
         print(
-            f"kv-cache: {printable(options.result)} is not as its run left it; run again, or get "
-            "the original",
+            f"kv-cache: {printable(options.result, longest=LONGEST_PATH)} is not as its run left "
+            "it; run again, or get the original",
             file=sys.stderr,
         )
     return Exit.REFUSED

@@ -7,7 +7,15 @@ up what they say while they run, and collects their results.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from kv_cache.core.bounded import Count
+
+RankNumber = Annotated[int, Meta(ge=0, le=1 << 16)]
+ClockReading = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
+"""Below 0 it is an offset of clocks."""
 
 OWN = ("run.seed", "run.clients_port", "tiers.cache_dir", "tiers.free_share", "output")
 """Options, and sections, that the ranks of a crew may have different values of."""
@@ -22,14 +30,14 @@ def is_own(path: str) -> bool:
 class Member:
     """One rank, as the coordinator saw it. What never happened is None."""
 
-    rank: int
+    rank: RankNumber
     host: str | None = None
-    pid: int | None = None
-    offset_ns: int | None = None  # its monotonic clock less the coordinator's
-    offset_error_ns: int | None = None  # half the shortest round trip: the offset is that sure
-    ready_ns: int | None = None  # when it could have begun
-    opened_ns: int | None = None  # when it let its first arrival in
-    ended_ns: int | None = None  # when its result came
+    pid: ClockReading | None = None
+    offset_ns: ClockReading | None = None  # its monotonic clock less the coordinator's
+    offset_error_ns: ClockReading | None = None  # half the shortest round trip
+    ready_ns: ClockReading | None = None  # when it could have begun
+    opened_ns: ClockReading | None = None  # when it let its first arrival in
+    ended_ns: ClockReading | None = None  # when its result came
     lost: str | None = None  # why there is no whole result of it: `died`, `lagged`, ... in words
 
     def to_json(self) -> dict[str, Any]:
@@ -41,9 +49,9 @@ class Crew:
     """All ranks of a run, by their numbers. `wanted` are as many as were started."""
 
     how: str  # they were started: "mpi" or "clients"
-    expected: int
+    expected: RankNumber
     members: Sequence[Member]
-    planned_ns: int | None = None  # the instant at which all were to open
+    planned_ns: Count | None = None  # the instant at which all were to open
     ended_early: str | None = None  # why the run was ended for all, in words
 
     @property

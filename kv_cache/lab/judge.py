@@ -20,6 +20,7 @@ from itertools import combinations, pairwise
 from math import sqrt
 from statistics import fmean, stdev
 
+from kv_cache.core.bounded import Number
 from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval, t_quantile
 from kv_cache.metrics.order import LEAST_SEEDS, MOST_COMPULSORY, compulsory_share
 
@@ -165,8 +166,8 @@ class PolicyFailure:
     policy: str
     capacity: str
     kind: str
-    hit_ratio: float
-    against: float
+    hit_ratio: Number
+    against: Number
 
 
 def failures(

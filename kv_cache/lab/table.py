@@ -8,7 +8,9 @@ several seeds every figure is the mean of theirs, and each seed's is there too.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Literal
 
+from kv_cache.core.bounded import Number
 from kv_cache.lab.accesses import BATCHES
 from kv_cache.lab.bounds import HitLimit
 from kv_cache.lab.judge import (
@@ -33,61 +35,63 @@ from kv_cache.lab.study import (
     Study,
     StudyRow,
 )
-from kv_cache.metrics.intervals import Interval, bounded_interval
+from kv_cache.metrics.intervals import IntervalEnds, bounded_interval
 
 BOUNDS = (UNLIMITED, MIN, MIN_REFUSING, LIMIT)
-_KINDS = dict.fromkeys(BOUNDS, "bound")
+Kind = Literal["bound", "policy", "rule"]
+_KINDS: Mapping[str, Kind] = dict.fromkeys(BOUNDS, "bound")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
+class FoundShares:
     """By one of the two rules. `at_most`: no policy has more, and this one need not be reached.
     `ratios` are the hit ratios of each seed, where there are several; `dequant_s` is None where
     what widening costs was not given."""
 
-    hits: float
-    hit_ratio: float
-    byte_hit_ratio: float
-    miss_ratio: float
-    byte_miss_ratio: float
-    evictions: float
-    refused: float
-    loaded_bytes: float
-    dequant_s: float | None
+    hits: Number
+    hit_ratio: Number
+    byte_hit_ratio: Number
+    miss_ratio: Number
+    byte_miss_ratio: Number
+    evictions: Number
+    refused: Number
+    loaded_bytes: Number
+    dequant_s: Number | None
     at_most: bool
-    ratios: Sequence[float] | None
-    interval: Interval | None
+    ratios: Sequence[Number] | None
+    interval: IntervalEnds | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """`kind` is bound, policy, or rule: MIN where blocks have different sizes, which then bounds
-    nothing. `prefix` is None where each request asks for one block: then both rules are the
-    same."""
+class LabEntry:
+    """`kind` is rule for MIN where blocks have different sizes, which then bounds nothing. `prefix`
+    is None where each request asks for one block: then both rules are the same."""
 
     policy: str
-    kind: str
-    blocks: Rate
-    prefix: Rate | None
+    kind: Kind
+    blocks: FoundShares
+    prefix: FoundShares | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class LabColumn:
     """One capacity. `capacity` is what was asked for, in its own words."""
 
     capacity: str
-    room_bytes: float
-    room_blocks: float
-    share: float
-    entries: Sequence[Entry]
+    room_bytes: Number
+    room_blocks: Number
+    share: Number
+    entries: Sequence[LabEntry]
     order: PolicyOrder
     prefix_order: PolicyOrder | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabTable:
+    """All capacities for blocks that are held in one type."""
+
     residency: str
-    columns: Sequence[Column]
+    columns: Sequence[LabColumn]
     failures: Sequence[PolicyFailure]
 
 
@@ -114,18 +118,20 @@ def _rows(study: Study, place: int) -> list[StudyRow]:
 
 def _column(
     studies: Sequence[Study], place: int, capacity: str, residency: Residency, *, seeds: bool
-) -> Column:
+) -> LabColumn:
     bases = [study.base for study in studies]
     by_seed = [_rows(study, place) for study in studies]
     unlimited = [study.unlimited for study in studies]
     limits = [study.limits[place] for study in studies if study.limits is not None]
-    kinds = _KINDS if not limits else _KINDS | dict.fromkeys((MIN, MIN_REFUSING), "rule")
+    kinds = dict(_KINDS)
+    if limits:
+        kinds |= {MIN: "rule", MIN_REFUSING: "rule"}
     entries = [_entry(unlimited, bases, residency, kinds)]
     entries += [_entry(list(rows), bases, residency, kinds) for rows in zip(*by_seed, strict=True)]
     if limits:
         entries.insert(1, _limit(limits, bases))
     room = fmean(rows[0].room_bytes for rows in by_seed)
-    return Column(
+    return LabColumn(
         capacity=capacity,
         room_bytes=room,
         room_blocks=fmean(
@@ -148,25 +154,28 @@ def _column(
 
 
 def _entry(
-    rows: Sequence[StudyRow], bases: Sequence[Base], residency: Residency, kinds: Mapping[str, str]
-) -> Entry:
+    rows: Sequence[StudyRow], bases: Sequence[Base], residency: Residency, kinds: Mapping[str, Kind]
+) -> LabEntry:
     """Return the entry of one policy, of all seeds."""
     prefixes = [row.prefix for row in rows if row.prefix is not None]
-    return Entry(
+    return LabEntry(
         policy=rows[0].policy,
         kind=kinds.get(rows[0].policy, "policy"),
-        blocks=_rate([row.blocks for row in rows], bases, residency),
-        prefix=_rate(prefixes, bases, residency) if len(prefixes) == len(rows) else None,
+        blocks=_shares_of([row.blocks for row in rows], bases, residency),
+        prefix=_shares_of(prefixes, bases, residency) if len(prefixes) == len(rows) else None,
     )
 
 
-def _rate(counts: Sequence[ReplayCounts], bases: Sequence[Base], residency: Residency) -> Rate:
+def _shares_of(
+    counts: Sequence[ReplayCounts], bases: Sequence[Base], residency: Residency
+) -> FoundShares:
     hits = [each.hits / max(1, base.lookups) for each, base in zip(counts, bases, strict=True)]
     nbytes = [
         each.hit_bytes / max(1, base.nbytes) for each, base in zip(counts, bases, strict=True)
     ]
     loaded = fmean(each.stored_bytes for each in counts)
-    return Rate(
+    interval = bounded_interval(hits, most=1.0)
+    return FoundShares(
         hits=fmean(each.hits for each in counts),
         hit_ratio=fmean(hits),
         byte_hit_ratio=fmean(nbytes),
@@ -178,25 +187,25 @@ def _rate(counts: Sequence[ReplayCounts], bases: Sequence[Base], residency: Resi
         dequant_s=residency.seconds(round(loaded)),
         at_most=False,
         ratios=hits if len(hits) > 1 else None,
-        interval=bounded_interval(hits, most=1.0),
+        interval=None if interval is None else IntervalEnds(**interval._asdict()),
     )
 
 
-def _limit(limits: Sequence[HitLimit], bases: Sequence[Base]) -> Entry:
+def _limit(limits: Sequence[HitLimit], bases: Sequence[Base]) -> LabEntry:
     """Build the entry of the bound that space and time allow."""
     counts = [
         ReplayCounts(hits=each.hits, hit_bytes=each.nbytes, stored_bytes=0, evictions=0, refused=0,
               batches=())
         for each in limits
     ]  # fmt: skip
-    return Entry(
+    return LabEntry(
         policy=LIMIT, kind="bound", prefix=None,
-        blocks=_at_most(_rate(counts, bases, Residency(name="fp16"))),
+        blocks=_at_most(_shares_of(counts, bases, Residency(name="fp16"))),
     )  # fmt: skip
 
 
-def _at_most(rate: Rate) -> Rate:
-    return replace(rate, at_most=True)
+def _at_most(shares: FoundShares) -> FoundShares:
+    return replace(shares, at_most=True)
 
 
 # --- order and failures ----------------------------------------------------------------------

@@ -9,10 +9,13 @@ another are not; give fewer, effective counts for those (`schedule/probe`).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, inf, isfinite, lgamma, log, log1p, sqrt
 from statistics import fmean, stdev, variance
 from typing import NamedTuple
+
+from kv_cache.core.bounded import Number
 
 CONFIDENCE = 0.95
 """Of every interval that a result shows, and of every difference that it claims."""
@@ -27,6 +30,14 @@ class Interval(NamedTuple):
     def __contains__(self, value: object) -> bool:
         """Return whether a number lies within; a tuple would ask for one of its two ends."""
         return isinstance(value, int | float) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalEnds:
+    """The same as documents have it."""
+
+    low: Number
+    high: Number
 
 
 def share_interval(hits: float, count: float, confidence: float = CONFIDENCE) -> Interval:

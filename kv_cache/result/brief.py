@@ -9,26 +9,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kv_cache.result.chain import fingerprint
-from kv_cache.result.metrics import METRICS
+from kv_cache.result.metrics import METRICS, Json
 
 SCHEMA = "kv-cache-summary/1"
 TRIALS_SCHEMA = "kv-cache-trials-summary/1"
 RANKS_SCHEMA = "kv-cache-ranks-summary/2"
 
-Json = Mapping[str, Any]
-
 
 def brief(document: Json, files: Mapping[str, str]) -> dict[str, Any]:
     """Return the summary of one run. `files` are the paths of what it wrote, `result` among
     them."""
-    section = document["kv_cache"]
+    section, validation = document["kv_cache"], document.get("validation")
     return {
         "schema": SCHEMA,
         **_numbers(document),
         "schedule_sha256": section["schedule"]["sha256"],
         "metrics": _metrics(section),
         "autoscaler": section["autoscaler"],
-        "validation": _passed(document.get("validation")),
+        "validation": validation
+        and {name: validation.get(name) for name in ("passed", "avg_error_pct")},
         "files": dict(files),
     }
 
@@ -116,7 +115,3 @@ def _metrics(section: Json) -> dict[str, Any]:
         for name, value in values.items()
         if value is not None
     }
-
-
-def _passed(validation: Any) -> Any:
-    return validation and {name: validation.get(name) for name in ("passed", "avg_error_pct")}

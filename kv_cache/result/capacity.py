@@ -9,9 +9,10 @@ from msgspec import Meta, Struct
 from kv_cache import __version__
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
-from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
+from kv_cache.core.bounded import Count, Number
+from kv_cache.core.kinds import Phase, Qos, Tier
 from kv_cache.core.model import ModelShape
-from kv_cache.core.units import NS_PER_MS, ns_to_ms
+from kv_cache.core.units import NS_PER_MS
 from kv_cache.metrics.curve import (
     DEVICE_BUSY,
     Bottleneck,
@@ -23,21 +24,19 @@ from kv_cache.metrics.curve import (
 )
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import VALID, Status
-from kv_cache.metrics.recorder import RequestStats
 from kv_cache.metrics.slo import Slo, SloMeasure
-from kv_cache.metrics.summary import Flows, latency_ms, per_second, total_bytes
+from kv_cache.metrics.summary import Flows, per_second, total_bytes
 from kv_cache.metrics.window import Window
 from kv_cache.result.chain import seal
-from kv_cache.result.counted import Count, Number
 from kv_cache.result.model import model_section
 from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
 from kv_cache.result.run import SECTION
+from kv_cache.result.sections import KINDS
 from kv_cache.result.verdicts import status_of
 from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
 from kv_cache.schedule.probe import Judged, ProbeVerdict, SloEstimate, decided
 
 SCHEMA = "kv-cache-capacity/2"
-_KINDS = (OpKind.READ, OpKind.WRITE)
 
 
 class JudgedSlo(Struct, frozen=True, kw_only=True):
@@ -148,13 +147,50 @@ def probe_of(
 ) -> Probe:
     """Return what is kept of one probe. `document` is the result of its run; neither it nor the
     outcome is kept."""
+    section: Mapping[str, Any] = document[SECTION]
+    measured, storage = section["measured"], section["tiers"]["storage"]
+    seconds, windows = outcome.window_s, outcome.series.of(Phase.MEASURE)
+    row = {
+        "probe": number,
+        "load": load,
+        "why": why,
+        "inside": verdict.inside,
+        "status": verdict.judged.status.value,
+        "decided": decided(verdict.judged).value,
+        "overloaded": verdict.overloaded,
+        "client_bound": verdict.client_bound,
+        "slos": [_estimate(estimate) for estimate in verdict.judged.estimates],
+        "seconds": seconds,
+        "offered_per_s": per_second(sum(w.submitted for w in windows), seconds),
+        "completed_per_s": measured["all"]["completed_per_second"],
+        "output_tokens_per_s": measured["all"]["output_tokens_per_second"],
+        "storage_read_bytes_per_s": storage["read"]["bytes_per_second"],
+        "storage_write_bytes_per_s": storage["write"]["bytes_per_second"],
+        "response_ms": measured["all"]["response_ms"],
+        "classes": {
+            qos.value: _class(qos, measured[qos.value], windows, slos, seconds) for qos in Qos
+        },
+        "users_by_class": {
+            qos.value: users
+            for qos in Qos
+            if (users := outcome.workload.get(f"{qos}_users")) is not None
+        },
+        "lateness_p99_ms": measured["all"]["lateness_ms"]["p99"],
+        "queued_at_end": windows[-1].gauges.queued if windows else 0,
+        "machine": _means(windows),
+        "seed": section["seed"],
+        "schedule_sha256": section["schedule"]["sha256"],
+        "verdict": section["passport"]["verdict"],
+        "reasons": section["passport"]["reasons"],
+        "reuse_hit_ratio": section["reuse"]["reuse_hit_ratio"],
+    }
     return Probe(
         load=load,
         slos=slos,
         verdict=verdict,
-        row=_row(number, load, why, slos, verdict, outcome, document[SECTION]),
+        row=row,
         pressure=_pressure(outcome, slos),
-        findings=document[SECTION]["passport"]["rules"],
+        findings=section["passport"]["rules"],
     )
 
 
@@ -169,7 +205,8 @@ def client_bound(outcome: RunOutcome, judged: Judged, overloaded: bool) -> bool:
         return False
     late_ns = pressure.lateness_p99_ns or 0.0
     kept = [_latency_ns(outcome, slo) - late_ns <= slo.limit_ns for slo in missed]
-    full = (pressure.utilisation or 0.0) < DEVICE_BUSY <= _cores_share(pressure)
+    cores_share = (pressure.cores_used or 0.0) / pressure.cores
+    full = (pressure.utilisation or 0.0) < DEVICE_BUSY <= cores_share
     return full or (bool(missed) and all(kept))
 
 
@@ -177,10 +214,6 @@ def _latency_ns(outcome: RunOutcome, slo: Slo) -> float:
     stats = outcome.recorder.classes[slo.qos]
     histogram = stats.ttft if slo.measure is SloMeasure.TTFT else stats.response
     return histogram.at_rank(slo.percent) or 0.0
-
-
-def _cores_share(pressure: Pressure) -> float:
-    return (pressure.cores_used or 0.0) / pressure.cores
 
 
 def capacity_document(
@@ -346,7 +379,9 @@ def _limited(answer: CapacityAnswer, probes: Sequence[Probe]) -> Limited | None:
 
 def _pressure(outcome: RunOutcome, slos: Sequence[Slo]) -> Pressure:
     windows = outcome.series.of(Phase.MEASURE)
-    evidence, rate = _means(windows), _storage_rate(outcome)
+    evidence, flows = _means(windows), Flows(outcome.recorder.flows)
+    moved = sum(total_bytes(flows.measured(Tier.NVME, kind)) for kind in KINDS)
+    rate = per_second(moved, outcome.window_s)
     ended = sum(c.ended for w in windows for c in w.classes.values())
     rejected = sum(c.rejected for w in windows for c in w.classes.values())
     return Pressure(
@@ -373,59 +408,6 @@ def _means(windows: Sequence[Window]) -> dict[str, float]:
     return means
 
 
-def _storage_rate(outcome: RunOutcome, *kinds: OpKind) -> float:
-    flows = Flows(outcome.recorder.flows)
-    moved = sum(total_bytes(flows.measured(Tier.NVME, kind)) for kind in kinds or _KINDS)
-    return per_second(moved, outcome.window_s)
-
-
-def _row(
-    number: int,
-    load: float,
-    why: str,
-    slos: Sequence[Slo],
-    verdict: ProbeVerdict,
-    outcome: RunOutcome,
-    section: Mapping[str, Any],
-) -> dict[str, Any]:
-    recorder, seconds = outcome.recorder, outcome.window_s
-    windows = outcome.series.of(Phase.MEASURE)
-    return {
-        "probe": number,
-        "load": load,
-        "why": why,
-        "inside": verdict.inside,
-        "status": verdict.judged.status.value,
-        "decided": decided(verdict.judged).value,
-        "overloaded": verdict.overloaded,
-        "client_bound": verdict.client_bound,
-        "slos": [_estimate(estimate) for estimate in verdict.judged.estimates],
-        "seconds": seconds,
-        "offered_per_s": per_second(sum(w.submitted for w in windows), seconds),
-        "completed_per_s": per_second(recorder.all.completed, seconds),
-        "output_tokens_per_s": per_second(recorder.all.output_tokens, seconds),
-        "storage_read_bytes_per_s": _storage_rate(outcome, OpKind.READ),
-        "storage_write_bytes_per_s": _storage_rate(outcome, OpKind.WRITE),
-        "response_ms": latency_ms(recorder.all.response),
-        "classes": {
-            qos.value: _class(qos, recorder.classes[qos], windows, slos, seconds) for qos in Qos
-        },
-        "users_by_class": {
-            qos.value: users
-            for qos in Qos
-            if (users := outcome.workload.get(f"{qos}_users")) is not None
-        },
-        "lateness_p99_ms": _ms(recorder.all.lateness.percentile(99)),
-        "queued_at_end": windows[-1].gauges.queued if windows else 0,
-        "machine": _means(windows),
-        "seed": outcome.seed,
-        "schedule_sha256": outcome.schedule_sha256,
-        "verdict": section["passport"]["verdict"],
-        "reasons": section["passport"]["reasons"],
-        "reuse_hit_ratio": section["reuse"]["reuse_hit_ratio"],
-    }
-
-
 def _estimate(estimate: SloEstimate) -> dict[str, Any]:
     interval = estimate.interval() if estimate.ended else None
     return {
@@ -442,7 +424,7 @@ def _estimate(estimate: SloEstimate) -> dict[str, Any]:
 
 def _class(
     qos: Qos,
-    stats: RequestStats,
+    measured: Mapping[str, Any],
     windows: Sequence[Window],
     slos: Sequence[Slo],
     seconds: float,
@@ -455,16 +437,12 @@ def _class(
     over = [sum(c.over[i] for c in mine) for i, p in enumerate(slos) if p.qos is qos]
     return {
         "ended": ended,
-        "completed_per_s": per_second(stats.completed, seconds),
+        "completed_per_s": measured["completed_per_second"],
         "goodput_per_s": per_second(ended - max(over), seconds) if over else None,
-        "response_ms": latency_ms(stats.response),
-        "ttft_ms": latency_ms(stats.ttft),
+        "response_ms": measured["response_ms"],
+        "ttft_ms": measured["ttft_ms"],
     }
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return sum(row[name] for row in rows) / len(rows) if rows else None
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns_to_ms(ns)

@@ -48,6 +48,12 @@ from kv_cache.result.merge import failure_order, metadata_key, operation_key
 from kv_cache.result.run import CountedRun, plain
 from kv_cache.result.verdicts import status_of
 
+_OF_A_TIER = ("capacity_bytes", "used_bytes", "peak_bytes", "stranded_bytes", "entries")
+_AS_SEEN = (
+    *("stack", "page_cache", "payload", "interposed", "throttles", "foreign", "clock", "gaps"),
+)
+"""What the witness says of the machine is evidence as it is."""
+
 
 def collect(
     config: Config,
@@ -106,10 +112,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
             sha256=outcome.schedule_sha256, requests_digested=outcome.schedule_requests
         ),
         "phases_ns": PhaseEnds(
-            populate_end=edges.populate_end_ns,
-            precondition_end=edges.precondition_end_ns,
-            measure_start=edges.measure_start_ns,
-            measure_end=edges.measure_end_ns,
+            **{name.removesuffix("_ns"): at_ns for name, at_ns in asdict(edges).items()}
         ),
         "headline": Pacing(
             before_bytes=paced.before_bytes,
@@ -149,11 +152,7 @@ def _counts(config: Config, outcome: RunOutcome) -> dict[str, Any]:
         ),
         "tiers": {
             tier.tier.label: TierCounts(
-                capacity_bytes=tier.capacity_bytes,
-                used_bytes=tier.used_bytes,
-                peak_bytes=tier.peak_bytes,
-                stranded_bytes=tier.stranded_bytes,
-                entries=tier.entries,
+                **{name: getattr(tier, name) for name in _OF_A_TIER},
                 store=plain(dict(tier.store)),
             )
             for tier in outcome.tiers
@@ -261,18 +260,11 @@ def _evidence(outcome: RunOutcome) -> EvidenceFacts:
         amplification=AmplificationFacts(
             unique_read_bytes=recorder.distinct.bytes, stored_bytes=recorder.new_bytes
         ),
-        stack=witness.get("stack"),
-        page_cache=witness.get("page_cache"),
+        **{name: witness.get(name) for name in _AS_SEEN},
         link=witness.get("link") or {},
-        payload=witness.get("payload"),
-        interposed=witness.get("interposed"),
-        throttles=witness.get("throttles"),
-        foreign=witness.get("foreign"),
         client={
             "cores": witness.get("cores"),
             "ceiling": None if outcome.ceiling is None else plain(dict(outcome.ceiling)),
             **(witness.get("lag") or {}),
         },
-        clock=witness.get("clock"),
-        gaps=witness.get("gaps"),
     )

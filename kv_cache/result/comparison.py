@@ -281,7 +281,8 @@ def _of_trials(result: Input, metric: Metric) -> Sampled | None:
     row = rows.get(metric.name) if isinstance(rows, Mapping) else None
     values = row.get("values") if isinstance(row, Mapping) else None
     several = [number_at({"v": v}, "v") for v in values] if isinstance(values, list) else []
-    known = [value for _, value in sorted(_by_schedule(result, several))]
+    pairs = zip(result.schedules, several, strict=False)
+    known = [value for _, value in sorted((s, value) for s, value in pairs if value is not None)]
     if not known:
         return None
     value = exp(fmean(map(log, known))) if min(known) > 0 else fmean(known)
@@ -292,12 +293,6 @@ def _of_trials(result: Input, metric: Metric) -> Sampled | None:
     if len(known) < 2:
         return Sampled(value=value, why_none="one trial shows no spread")
     return Sampled(value=value, samples=tuple(known))
-
-
-def _by_schedule(result: Input, values: Sequence[float | None]) -> Iterator[tuple[str, float]]:
-    for schedule, value in zip(result.schedules, values, strict=False):
-        if value is not None:
-            yield schedule, value
 
 
 def _of_run(result: Input, metric: Metric) -> Sampled | None:

@@ -7,22 +7,16 @@ several runs counted merges (`merge`); `derive` has the formulas.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict
 
+from kv_cache.core.bounded import Count, Seconds
 from kv_cache.core.kinds import Cause, OpKind, Phase, Qos, TierLabel
 from kv_cache.metrics import histogram
 from kv_cache.metrics.histogram import Histogram
 
-LARGEST = 1e18
-Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
-"""No number of a document is larger: not a byte count, nor an instant in nanoseconds."""
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-"""What a counter can have reached."""
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-"""A time that a run can have taken."""
 Json = dict[str, Any]
 Kernel = dict[str, int | float | str | None]
 """Deltas of the kernel's counters by name; `device` is a name."""
@@ -97,8 +91,9 @@ class Classes(Struct, frozen=True, kw_only=True, dict=True):
     responsive: RequestCounts
     batch: RequestCounts
 
-    def of(self, qos: Qos) -> RequestCounts:
-        counts: RequestCounts = getattr(self, qos.value)
+    def of(self, qos: Qos | None) -> RequestCounts:
+        """Return one class; None is all as one."""
+        counts: RequestCounts = self.together if qos is None else getattr(self, qos.value)
         return counts
 
     @cached_property

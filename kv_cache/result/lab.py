@@ -6,16 +6,18 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 
 from kv_cache import __version__
+from kv_cache.core.bounded import Count, Number
+from kv_cache.core.text import printable
+from kv_cache.lab.judge import PolicyOrder
+from kv_cache.lab.table import FoundShares, LabColumn, LabEntry, LabTable
 from kv_cache.result.chain import seal
-from kv_cache.result.counted import Count, Number
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import SECTION, converted
-from kv_cache.result.sweep import IntervalEnds
 
 SCHEMA = "kv-cache-lab/1"
 OWN = "own"
@@ -33,12 +35,6 @@ RULES = {
     "one trace where the mean difference in its 30 stretches, less what neighbours share, has an "
     "interval above 0; 95 % for all comparisons together, and 0.1 points of the lookups at least",
 }
-
-
-class LabSource(TraceNotes, frozen=True, kw_only=True):
-    """What was asked: a trace, synthetic users, or `patterns`."""
-
-    patterns: tuple[str, ...] = ()
 
 
 class HeldAs(Struct, frozen=True, kw_only=True):
@@ -64,66 +60,6 @@ class LookedUp(Struct, frozen=True, kw_only=True):
     block_bytes: Number | None
 
 
-class FoundShares(Struct, frozen=True, kw_only=True):
-    """What one policy found by one rule. Only a bound can be `at_most`: it need not be reached."""
-
-    hits: Number
-    hit_ratio: Number
-    byte_hit_ratio: Number
-    miss_ratio: Number
-    byte_miss_ratio: Number
-    evictions: Number
-    refused: Number
-    loaded_bytes: Number
-    dequant_s: Number | None
-    at_most: bool
-    interval: IntervalEnds | None
-
-
-class LabEntry(Struct, frozen=True, kw_only=True):
-    """A policy or a bound at one capacity, by blocks and by prefix."""
-
-    policy: str
-    kind: Literal["bound", "policy", "rule"]
-    blocks: FoundShares
-    prefix: FoundShares | None
-
-
-class ShownOrder(Struct, frozen=True, kw_only=True):
-    """For each policy those that are shown to be better; None, and why, where there is no order."""
-
-    beaten_by: dict[str, list[str]] | None
-    why: str
-
-
-class LabColumn(Struct, frozen=True, kw_only=True):
-    """One capacity."""
-
-    capacity: str
-    room_bytes: Number
-    entries: list[LabEntry]
-    order: ShownOrder
-    prefix_order: ShownOrder | None
-
-
-class FailedPolicy(Struct, frozen=True, kw_only=True):
-    """A policy that a baseline beats, that finds nothing, or less with more room."""
-
-    policy: str
-    capacity: str
-    kind: str
-    hit_ratio: Number
-    against: Number
-
-
-class StudyTable(Struct, frozen=True, kw_only=True):
-    """All capacities for blocks that are held in one type."""
-
-    residency: str
-    columns: list[LabColumn]
-    failures: list[FailedPolicy]
-
-
 class LabCase(Struct, frozen=True, kw_only=True):
     """The trace, the users, or one pattern, with a table for each residency."""
 
@@ -131,7 +67,7 @@ class LabCase(Struct, frozen=True, kw_only=True):
     pattern: str | None
     seeds: Count
     base: LookedUp
-    tables: list[StudyTable]
+    tables: list[LabTable]
 
 
 class LabFacts(Struct, frozen=True, kw_only=True):
@@ -139,7 +75,7 @@ class LabFacts(Struct, frozen=True, kw_only=True):
 
     seed: int
     engine: str
-    source: LabSource
+    source: TraceNotes
     residencies: list[HeldAs]
     cases: list[LabCase]
 
@@ -178,8 +114,7 @@ def source_name(source: Mapping[str, Any]) -> str:
     files = source.get("files")
     if not files:
         return f"{source.get('users', '?')} synthetic users"
-    name = PurePath(str(files[0])).name
-    shown = "".join(c if c.isprintable() else "?" for c in name)
+    shown = printable(PurePath(str(files[0])).name)
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return f"{shown}{more} ({source.get('format', '?')})"
 
@@ -192,7 +127,7 @@ class FoundBy:
     """One rule at one capacity: each entry that has it with what it found, and their order."""
 
     entries: Sequence[tuple[LabEntry, FoundShares]]
-    order: ShownOrder | None
+    order: PolicyOrder | None
 
 
 def by_blocks(column: LabColumn) -> FoundBy:
@@ -230,7 +165,7 @@ def lab_csv(document: Mapping[str, Any]) -> bytes:
     return text.getvalue().encode()
 
 
-def _csv_rows(case: LabCase, table: StudyTable, column: LabColumn) -> Iterator[list[Any]]:
+def _csv_rows(case: LabCase, table: LabTable, column: LabColumn) -> Iterator[list[Any]]:
     for rule, rule_shares, compulsory in (
         ("blocks", by_blocks(column), case.base.compulsory),
         ("prefix", by_prefix(column), case.base.prefix_compulsory),

@@ -8,6 +8,7 @@ from math import inf
 from statistics import fmean, median
 from typing import Any
 
+from kv_cache.core.bounded import LARGEST
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import Qos
 from kv_cache.core.units import AT_LEAST, GIB
@@ -19,7 +20,6 @@ from kv_cache.metrics.intervals import (
     coefficient_of_variation,
     geometric_mean,
 )
-from kv_cache.result.counted import LARGEST
 from kv_cache.result.paths import list_at, number_at
 
 HIGHER, LOWER = "higher", "lower"
@@ -82,6 +82,20 @@ def spread(
         "coefficient_of_variation": coefficient_of_variation(values),
         "min": min(values),
         "max": max(values),
+    }
+
+
+def over_runs(metric: Metric, values: Sequence[float | None]) -> dict[str, Any] | None:
+    """Return a metric of several runs, None if no run has it. One that lacks it has null among the
+    values."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return {
+        "unit": metric.unit,
+        "better": metric.better,
+        **spread(known, metric.mean, metric.most),
+        "values": list(values),
     }
 
 

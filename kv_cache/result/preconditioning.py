@@ -8,9 +8,9 @@ from msgspec import Struct
 from kv_cache import __version__
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
+from kv_cache.core.bounded import Number
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.result.chain import seal
-from kv_cache.result.counted import Number
 from kv_cache.result.run import SECTION
 from kv_cache.result.verdicts import status_of
 

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from kv_cache.result.counted import Count, Number
+from kv_cache.core.bounded import Count, Number
 
 
 class ProbedDevice(Struct, frozen=True, kw_only=True):

@@ -8,9 +8,11 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from kv_cache.core.bounded import Count, Number
+from kv_cache.core.crew import Member
 from kv_cache.core.kinds import Phase
 from kv_cache.metrics.histogram import Histogram
-from kv_cache.result.counted import Count, Kernel, Number, Verified
+from kv_cache.result.counted import Kernel, Verified
 from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.run import converted
 
@@ -377,24 +379,14 @@ class RecordingRow(Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class CrewMember(Struct, frozen=True, kw_only=True):
-    """When one rank let its first request in, on the first one's clock."""
-
-    rank: Count
-    host: str | None = None
-    opened_ns: Number | None = None
-    offset_ns: Number | None = None
-    offset_error_ns: Number | None = None
-
-
 class PublishedCrew(Struct, frozen=True, kw_only=True):
-    """Ranks that ran together."""
+    """Ranks that ran together, by the first one's clock."""
 
     expected: Count | None = None
     ended_early: str | None = None
     start_skew_ns: Number | None = None
     start_skew_error_ns: Number | None = None
-    members: list[CrewMember] = []
+    members: list[Member] = []
 
 
 class SharedTime(Struct, frozen=True, kw_only=True):

@@ -35,7 +35,13 @@ from kv_cache.result.run import (
     total_operations,
     totals,
 )
-from kv_cache.result.sections import KINDS, bytes_per_second, measured_windows, targets_ms
+from kv_cache.result.sections import (
+    KINDS,
+    bytes_per_second,
+    measured_windows,
+    operations_per_second,
+    targets_ms,
+)
 from kv_cache.schedule.autoscale.window_pool import Unit
 
 HIT_RATE_FLOOR = 0.30
@@ -89,10 +95,6 @@ def reference_keys(runs: Sequence[CountedRun]) -> dict[str, Any]:
 
 def _completed(run: CountedRun) -> int:
     return run.facts.requests.completed_in_window
-
-
-def _output_tokens(run: CountedRun) -> int:
-    return run.facts.measured.together.output_tokens
 
 
 def _sound(run: CountedRun) -> bool:
@@ -205,7 +207,9 @@ def _summary(
         "total_requests": done.completed,
         "total_tokens": done.output_tokens,
         "elapsed_time": max(run.window_s for run in runs),
-        "avg_throughput_tokens_per_sec": rate(runs, _output_tokens),
+        "avg_throughput_tokens_per_sec": rate(
+            runs, lambda run: run.facts.measured.together.output_tokens
+        ),
         "total_storage_io_time": ns_to_s(done.histogram_storage.total),
         "storage_throughput_tokens_per_sec": fsum(map(_tokens_per_storage_second, runs)),
         "requests_per_second": rate(runs, _completed),
@@ -314,14 +318,10 @@ def _cache_stats(runs: Sequence[CountedRun], counts: MergeableCounts) -> dict[st
         "total_read_gb": read / GIB,
         "total_write_gb": written / GIB,
         "read_write_ratio": read / max(written, 1),
-        **{f"{kind.value}_iops": _storage_iops(runs, kind) for kind in KINDS},
+        **{f"{kind.value}_iops": operations_per_second(runs, "storage", kind) for kind in KINDS},
         "storage_tokens_processed": _sum_if_known([_storage_tokens(run) for run in runs]),
         **_percentiles(ledger),
     }
-
-
-def _storage_iops(runs: Sequence[CountedRun], kind: OpKind) -> float:
-    return rate(runs, lambda run: total_operations(run.ledger.window("storage", kind)))
 
 
 def _judges_hits(run: CountedRun) -> bool:

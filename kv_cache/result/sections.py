@@ -122,7 +122,7 @@ def request_section(
     vocabulary."""
 
     def rate_of(name: str) -> float:
-        return rate(runs, lambda run: getattr(_class_of(run.facts.measured, qos), name))
+        return rate(runs, lambda run: getattr(run.facts.measured.of(qos), name))
 
     return {
         **{name: getattr(counts, name) for name in ("completed", "prompt_tokens", "output_tokens")},
@@ -131,10 +131,6 @@ def request_section(
         **{f"{name}_ms": latency_ms(counts.latency(name)) for name in LATENCIES},
         **{f"histogram_{name}": counts.latency(name).to_json() for name in LATENCIES},
     }
-
-
-def _class_of(classes: Classes, qos: Qos | None) -> RequestCounts:
-    return classes.together if qos is None else classes.of(qos)
 
 
 def slos_ms(runs: Sequence[CountedRun], qos: Qos) -> Mapping[str, float]:
@@ -202,9 +198,7 @@ def _side(
         "operations": total_operations(rows),
         "bytes": total_bytes(rows),
         "bytes_per_second": bytes_per_second(runs, label, kind),
-        "operations_per_second": rate(
-            runs, lambda run: total_operations(run.ledger.window(label, kind))
-        ),
+        "operations_per_second": operations_per_second(runs, label, kind),
         "total_ms": latency_ms(times(rows, "total")),
         "device_ms": latency_ms(times(rows, "device")),
         "host_ms": latency_ms(times(rows, "host")),
@@ -214,6 +208,10 @@ def _side(
 
 def bytes_per_second(runs: Sequence[CountedRun], label: TierLabel, kind: OpKind) -> float:
     return rate(runs, lambda run: total_bytes(run.ledger.window(label, kind)))
+
+
+def operations_per_second(runs: Sequence[CountedRun], label: TierLabel, kind: OpKind) -> float:
+    return rate(runs, lambda run: total_operations(run.ledger.window(label, kind)))
 
 
 def _headline(runs: Sequence[CountedRun]) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 ledger and histograms counted again from the records."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,13 +10,15 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from kv_cache.config.yaml_files import read_yaml
+from kv_cache.core.bounded import Count
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, TierLabel
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.recorder import Edges
-from kv_cache.result.counted import Count, RequestCounts
+from kv_cache.result.counted import OperationRow, RequestCounts
 from kv_cache.result.difference import differences
 from kv_cache.result.run import CountedRun, MisshapenError, read_run
 
@@ -149,13 +151,8 @@ def _lines(path: Path, kind: type[T]) -> Iterator[tuple[str, T]]:
 
 
 def _edges(run: CountedRun) -> Edges:
-    ends = run.facts.phases_ns
-    return Edges(
-        populate_end_ns=ends.populate_end,
-        precondition_end_ns=ends.precondition_end,
-        measure_start_ns=ends.measure_start,
-        measure_end_ns=ends.measure_end,
-    )
+    ends = asdict(run.facts.phases_ns)
+    return Edges(**{f"{name}_ns": at_ns for name, at_ns in ends.items()})
 
 
 _RECORDED = ("response", "ttft", "lateness", "queue", "service")
@@ -169,7 +166,7 @@ class _Recounted:
     completed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    latencies: dict[str, Histogram] = field(
+    histograms: dict[str, Histogram] = field(
         default_factory=lambda: {name: Histogram() for name in _RECORDED}
     )
 
@@ -177,7 +174,7 @@ class _Recounted:
         self.completed += 1
         self.prompt_tokens += line.prompt_tokens
         self.output_tokens += line.output_tokens
-        for latency, histogram in self.latencies.items():
+        for latency, histogram in self.histograms.items():
             value = getattr(line, f"{latency}_ns")
             if value is not None:
                 histogram.add(value)
@@ -189,9 +186,9 @@ class _Recounted:
         late = line.finished_ns is not None and line.finished_ns > end_ns
         if line.outcome is Outcome.UNFINISHED or late:
             age_ns = end_ns - line.intended_ns
-            self.latencies["response"].add_in_flight(age_ns)
+            self.histograms["response"].add_in_flight(age_ns)
             if line.first_token_ns is None or line.first_token_ns > end_ns:
-                self.latencies["ttft"].add_in_flight(age_ns)
+                self.histograms["ttft"].add_in_flight(age_ns)
 
 
 def _request_records(run: CountedRun, path: Path) -> Iterator[str]:
@@ -203,27 +200,28 @@ def _request_records(run: CountedRun, path: Path) -> Iterator[str]:
         classes[line.qos].note_in_flight(line, edges.measure_end_ns)
         if line.outcome is Outcome.COMPLETED and edges.phase_of(at_ns) is Phase.MEASURE:
             classes[line.qos].add(line)
-    place, source = "kv_cache.measured", path.name
-    yield from _unless_same(
-        "kv_cache.requests.submitted", run.facts.requests.submitted, count, source
-    )
+    submitted, names = run.facts.requests.submitted, ("completed", "prompt_tokens", "output_tokens")
+    yield from _unless_same("kv_cache.requests.submitted", submitted, count, path.name)
     for qos, counts in classes.items():
-        yield from _requests_unlike(f"{place}.{qos}", run.facts.measured.of(qos), counts, source)
+        stored = run.facts.measured.of(qos)
+        yield from _row_unlike(f"kv_cache.measured.{qos}", stored, counts, names, path.name)
 
 
-def _requests_unlike(
-    place: str, stored: RequestCounts, counts: _Recounted, source: str
+def _row_unlike(
+    place: str,
+    stored: RequestCounts | OperationRow,
+    again: "_Recounted | _Moved",
+    names: Sequence[str],
+    source: str,
 ) -> Iterator[str]:
-    for name in ("completed", "prompt_tokens", "output_tokens"):
-        yield from _unless_same(
-            f"{place}.{name}", getattr(stored, name), getattr(counts, name), source
-        )
-    for name, histogram in counts.latencies.items():
+    """Compare the counts of these names, and every histogram."""
+    for name in names:
+        mine, count = getattr(stored, name), getattr(again, name)
+        yield from _unless_same(f"{place}.{name}", mine, count, source)
+    for name, histogram in again.histograms.items():
         where = f"{place}.histogram_{name}"
-        yield from _unless_same_histogram(where, stored.latency(name), histogram, source)
-        ages = [h and h.to_json() for h in (stored.latency(name).in_flight, histogram.in_flight)]
-        if ages[0] != ages[1]:
-            yield f"{where}.in_flight is not what {source} gives"
+        mine = getattr(stored, f"histogram_{name}")
+        yield from _unless_same_histogram(where, mine, histogram, source)
 
 
 def _unless_same(place: str, stored: int, count: int, source: str) -> Iterator[str]:
@@ -236,6 +234,9 @@ def _unless_same_histogram(
 ) -> Iterator[str]:
     if (stored.buckets(), stored.total) != (counted.buckets(), counted.total):
         yield f"{place} is not the histogram that {source} gives"
+    ages = [h and h.to_json() for h in (stored.in_flight, counted.in_flight)]
+    if ages[0] != ages[1]:
+        yield f"{place}.in_flight is not what {source} gives"
 
 
 @dataclass(slots=True)
@@ -285,15 +286,8 @@ def _transfer_records(run: CountedRun, path: Path) -> Iterator[str]:
             if line.error is None:
                 row.add(leg)
     for number, (flow, sums) in enumerate(moved.items()):
-        place = f"kv_cache.operations[{number}]"
-        for name in ("bytes", "system_calls"):
-            mine = getattr(stored[flow], name)
-            yield from _unless_same(f"{place}.{name}", mine, getattr(sums, name), path.name)
-        for name, histogram in sums.histograms.items():
-            mine = getattr(stored[flow], f"histogram_{name}")
-            yield from _unless_same_histogram(
-                f"{place}.histogram_{name}", mine, histogram, path.name
-            )
+        place, names = f"kv_cache.operations[{number}]", ("bytes", "system_calls")
+        yield from _row_unlike(place, stored[flow], sums, names, path.name)
     for number, step in enumerate(run.facts.metadata):
         again = steps[step.phase, step.tier, step.operation, step.step]
         place = f"kv_cache.metadata[{number}].histogram"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from kv_cache.result.counted import Count, Number
-from kv_cache.result.sweep import IntervalEnds
+from kv_cache.core.bounded import Count, Number
+from kv_cache.metrics.intervals import IntervalEnds
 
 SCHEMA = "kv-cache-mlperf-summary/2"
 

@@ -5,21 +5,15 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from kv_cache.result.counted import Count, Number
+from kv_cache.core.bounded import Count, Number
+from kv_cache.metrics.intervals import IntervalEnds
 
 SCHEMA = "kv-cache-sweep/2"
 FINISHED, PLANNED, FAILED, INTERRUPTED = "finished", "planned", "failed", "interrupted"
 
 
-class IntervalEnds(Struct, frozen=True, kw_only=True):
-    """An interval that holds the mean with 95 %."""
-
-    low: Number
-    high: Number
-
-
 class CellNumbers(Struct, frozen=True, kw_only=True):
-    """One metric of a cell, in its stored unit."""
+    """One metric of a cell, in its stored unit; the interval holds the mean with 95 %."""
 
     mean: Number
     interval: IntervalEnds | None

@@ -9,9 +9,9 @@ from msgspec import Struct
 from kv_cache import __version__
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
+from kv_cache.core.bounded import Count, Number
 from kv_cache.core.model import ModelShape
 from kv_cache.result.chain import seal
-from kv_cache.result.counted import Count, Number
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import SECTION
 from kv_cache.workload.distribution import QUANTILES

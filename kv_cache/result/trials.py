@@ -12,15 +12,14 @@ from typing import Any
 from msgspec import Struct
 
 from kv_cache import __version__
+from kv_cache.core.bounded import Number
 from kv_cache.core.seed import Seed
-from kv_cache.metrics.intervals import CONFIDENCE
+from kv_cache.metrics.intervals import CONFIDENCE, IntervalEnds
 from kv_cache.metrics.passport import VALID, Status, Verdict
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.counted import Number
-from kv_cache.result.metrics import HEADLINES, METRICS, Json, Metric, spread
+from kv_cache.result.metrics import HEADLINES, METRICS, Json, over_runs
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
-from kv_cache.result.sweep import IntervalEnds
 from kv_cache.result.verdicts import FINISHED, Look, verdict_of, worst
 
 SCHEMA = "kv-cache-trials/2"
@@ -106,7 +105,6 @@ def aggregate(
     master_seed: int,
     planned: int,
     cooldown_s: float = 0.0,
-    most_cv: float = MOST_CV,
 ) -> dict[str, Any]:
     """Build the sealed document of all trials, in the order in which they ran.
 
@@ -116,15 +114,20 @@ def aggregate(
     """
     _check(documents, files, planned)
     rows = [
-        _trial(number, section, name, sha, fingerprint(document))
-        for number, (document, section, (name, sha)) in enumerate(
-            zip(documents, _sections(documents), files.items(), strict=True), start=1
+        _trial(number, document, name, sha)
+        for number, (document, (name, sha)) in enumerate(
+            zip(documents, files.items(), strict=True), start=1
         )
     ]
-    counted = [section for section in _sections(documents) if section["status"] == FINISHED]
-    metrics = {name: numbers for name in METRICS if (numbers := _numbers(METRICS[name], counted))}
+    sections = [document[SECTION] for document in documents]
+    counted = [section for section in sections if section["status"] == FINISHED]
+    metrics = {
+        name: numbers
+        for name, metric in METRICS.items()
+        if (numbers := over_runs(metric, [metric.value(section) for section in counted]))
+    }
     headline = _headline(metrics, len(counted))
-    verdict = _verdict(rows, planned, metrics.get(headline or ""), headline, most_cv)
+    verdict = _verdict(rows, planned, metrics.get(headline or ""), headline)
     first = documents[0][SECTION]
     same = ("driver", "semantics_preset", "contains_performance", "model", "semantics", "workload")
     section = {
@@ -138,7 +141,7 @@ def aggregate(
         "cooldown_s": cooldown_s,
         "confidence": CONFIDENCE,
         "headline": headline,
-        "most_cv": most_cv,
+        "most_cv": MOST_CV,
         "passport": verdict.to_json(),
         "trials": rows,
         "metrics": metrics,
@@ -152,21 +155,18 @@ def _check(documents: Sequence[Json], files: Mapping[str, str], planned: int) ->
     if not documents or len(documents) != len(files) or len(documents) > planned:
         raise ValueError(f"{len(documents)} results in {len(files)} files of {planned} trials")
     same = identity(documents[0][SECTION])
-    for number, section in enumerate(_sections(documents), start=1):
-        if identity(section) != same:
+    for number, document in enumerate(documents, start=1):
+        if identity(document[SECTION]) != same:
             raise ValueError(f"trial {number} differs from trial 1 in more than its seed")
 
 
-def _sections(documents: Sequence[Json]) -> list[Json]:
-    return [document[SECTION] for document in documents]
-
-
-def _trial(number: int, section: Json, name: str, sha: str, print_: str | None) -> dict[str, Any]:
+def _trial(number: int, document: Json, name: str, sha: str) -> dict[str, Any]:
+    section = document[SECTION]
     return {
         "trial": number,
         "file": name,
         "sha256": sha,
-        "fingerprint": print_,
+        "fingerprint": fingerprint(document),
         "seed": section["seed"],
         "schedule_sha256": section["schedule"]["sha256"],
         "started_utc": section["started_utc"],
@@ -175,21 +175,6 @@ def _trial(number: int, section: Json, name: str, sha: str, print_: str | None) 
         "counted": section["status"] == FINISHED,
         "verdict": section["passport"]["verdict"],
         "reasons": list(section["passport"]["reasons"]),
-    }
-
-
-def _numbers(metric: Metric, counted: Sequence[Json]) -> dict[str, Any] | None:
-    """Return a metric of all trials, None if no trial has it. A trial that lacks it has null among
-    the values."""
-    values = [metric.value(section) for section in counted]
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return {
-        "unit": metric.unit,
-        "better": metric.better,
-        **spread(known, metric.mean, metric.most),
-        "values": values,
     }
 
 
@@ -207,15 +192,14 @@ NAMES: Mapping[str, str] = {"T1": "completeness", "T2": "trials", "T3": "repeata
 
 
 def _verdict(
-    rows: Sequence[Json], planned: int, numbers: Json | None, headline: str | None, most_cv: float
+    rows: Sequence[Json], planned: int, numbers: Json | None, headline: str | None
 ) -> Verdict:
     looks = {
         "T1": _complete(rows, planned),
         "T2": _each(rows),
-        "T3": _repeatable(rows, numbers, headline, most_cv),
+        "T3": _repeatable(rows, numbers, headline),
     }
-    changed = {} if most_cv == MOST_CV else {"most_cv": [most_cv, MOST_CV]}
-    return verdict_of(NAMES, looks, changed)
+    return verdict_of(NAMES, looks)
 
 
 def _complete(rows: Sequence[Json], planned: int) -> Look:
@@ -241,19 +225,17 @@ def _each(rows: Sequence[Json]) -> Look:
     )
 
 
-def _repeatable(
-    rows: Sequence[Json], numbers: Json | None, headline: str | None, most_cv: float
-) -> Look:
+def _repeatable(rows: Sequence[Json], numbers: Json | None, headline: str | None) -> Look:
     spread = None if numbers is None else numbers["coefficient_of_variation"]
     if headline is None or numbers is None or spread is None:
         return Status.NOT_JUDGED, "fewer than two trials have a headline to compare"
     metric = METRICS[headline]
     varies = f"{metric.label} varies by {100 * spread:.1f} % between trials (CV)"
-    if spread <= most_cv:
-        return Status.PASS, f"{varies}, at most {100 * most_cv:g} % are allowed"
+    if spread <= MOST_CV:
+        return Status.PASS, f"{varies}, at most {100 * MOST_CV:g} % are allowed"
     number, value = _furthest(rows, numbers)
     return Status.SUSPECT, (
-        f"{varies}, more than {100 * most_cv:g} %: trial {number} with {metric.shown(value)} "
+        f"{varies}, more than {100 * MOST_CV:g} %: trial {number} with {metric.shown(value)} "
         f"{metric.shown_unit} is furthest from the median of {metric.shown(numbers['median'])}; "
         "find what else the machine or the drive did then, or run more and longer trials"
     )

@@ -23,18 +23,10 @@ def worst(words: Container[str]) -> str:
     return next((s.value for s in (Status.INVALID, Status.SUSPECT) if s.value in words), VALID)
 
 
-def verdict_of(
-    names: Mapping[str, str],
-    looks: Mapping[str, Look],
-    changed_thresholds: Mapping[str, list[float]] | None = None,
-) -> Verdict:
+def verdict_of(names: Mapping[str, str], looks: Mapping[str, Look]) -> Verdict:
     """Return the worst of the rules in `looks`; `names` has what each rule is about."""
     findings = tuple(
         Finding(rule=rule, name=names[rule], status=status, message=message)
         for rule, (status, message) in looks.items()
     )
-    return Verdict(
-        verdict=worst({finding.status.value for finding in findings}),
-        findings=findings,
-        changed_thresholds=changed_thresholds or {},
-    )
+    return Verdict(verdict=worst({finding.status.value for finding in findings}), findings=findings)

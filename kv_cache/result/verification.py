@@ -7,10 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kv_cache.core.text import printable
 from kv_cache.metrics.passport import Verdict
 from kv_cache.result.chain import SECTION, Change, fingerprint
 from kv_cache.result.metrics import Json
 from kv_cache.result.verify import judged_again
+
+LONGEST_PATH = 500
+"""That is shown of one that anybody may have named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,15 @@ class CheckedDocument:
     def schema(self) -> str:
         return str(self.document[SECTION].get("schema"))
 
+    def identity(self) -> dict[str, Any]:
+        """Return what begins the JSON of every kind."""
+        return {
+            "result": printable(str(self.path), longest=LONGEST_PATH),
+            "schema": self.schema,
+            "intact": self.intact,
+            "fingerprint": self.fingerprint,
+        }
+
     @property
     def changed(self) -> list[dict[str, str]]:
         return [{"link": link, "message": message} for link, message in self.changes]
@@ -54,10 +67,10 @@ class RunVerification(CheckedDocument):
     def to_json(self) -> dict[str, Any]:
         verdict = self.verdict.to_json()
         del verdict["rules"]
+        identity = self.identity()
+        del identity["schema"]
         return {
-            "result": printable(str(self.path)),
-            "intact": self.intact,
-            "fingerprint": self.fingerprint,
+            **identity,
             **verdict,
             "not_judged": [str(finding) for finding in self.verdict.not_judged],
             "changed": self.changed,
@@ -87,10 +100,7 @@ class RanksVerification(CheckedDocument):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "result": printable(str(self.path)),
-            "schema": self.schema,
-            "intact": self.intact,
-            "fingerprint": self.fingerprint,
+            **self.identity(),
             "verdict": self.verdict,
             "reasons": self.reasons,
             "changed": self.changed,
@@ -108,10 +118,7 @@ class ChainVerification(CheckedDocument):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "result": printable(str(self.path)),
-            "schema": self.schema,
-            "intact": self.intact,
-            "fingerprint": self.fingerprint,
+            **self.identity(),
             "changed": self.changed,
             "files_named": self.named,
             "files_looked_at": self.present,
@@ -119,11 +126,3 @@ class ChainVerification(CheckedDocument):
 
 
 Verification = RunVerification | RanksVerification | ChainVerification
-
-_LONGEST = 500
-
-
-def printable(text: str) -> str:
-    """Return text out of a file that anybody may have written without control characters."""
-    shown = "".join(c if c.isprintable() else "?" for c in text)
-    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."

@@ -4,21 +4,9 @@ order among them. Nothing was measured."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kv_cache.core.format import figures
-from kv_cache.result.lab import (
-    OWN,
-    FailedPolicy,
-    FoundBy,
-    FoundShares,
-    HeldAs,
-    LabCase,
-    LabColumn,
-    LabEntry,
-    LabFacts,
-    ShownOrder,
-    StudyTable,
-    by_blocks,
-    by_prefix,
-)
+from kv_cache.lab.judge import PolicyFailure, PolicyOrder
+from kv_cache.lab.table import FoundShares, LabColumn, LabEntry, LabTable
+from kv_cache.result.lab import OWN, FoundBy, HeldAs, LabCase, LabFacts, by_blocks, by_prefix
 from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view.identity import origin_texts
@@ -118,7 +106,7 @@ def _sentence(facts: LabFacts) -> str:
     )
 
 
-def _shown_better(order: ShownOrder | None, policy: str) -> str:
+def _shown_better(order: PolicyOrder | None, policy: str) -> str:
     beaten = {} if order is None or order.beaten_by is None else order.beaten_by
     count = sum(policy in better for better in beaten.values())
     if not count:
@@ -169,7 +157,7 @@ def _case_facts(case: LabCase) -> Iterator[tuple[str, str]]:
     yield "first", f"{share} of lookups are the first of their block: no cache finds them"
 
 
-def _table_facts(table: StudyTable, held: HeldAs) -> Iterator[tuple[str, str]]:
+def _table_facts(table: LabTable, held: HeldAs) -> Iterator[tuple[str, str]]:
     if held.name != OWN:
         scales = f", scales for each {held.group} elements" if held.group else ""
         yield "held as", f"{held.name}, {PERCENT.measured(held.ratio)} of their bytes{scales}"
@@ -192,13 +180,13 @@ def _table_facts(table: StudyTable, held: HeldAs) -> Iterator[tuple[str, str]]:
 # --- tables ----------------------------------------------------------------------------------
 
 
-def _rules(table: StudyTable) -> dict[str, Rule]:
+def _rules(table: LabTable) -> dict[str, Rule]:
     """By prefix where requests ask for more than one block."""
     both = any(column.prefix_order is not None for column in table.columns)
     return {name: rule for name, rule in _RULES.items() if both or rule is by_blocks}
 
 
-def _tables(table: StudyTable) -> Iterator[Table]:
+def _tables(table: LabTable) -> Iterator[Table]:
     """Hits by each rule: a row for each bound and policy, a column for each capacity."""
     for name, rule in _rules(table).items():
         by_capacity = [rule(column) for column in table.columns]
@@ -250,7 +238,7 @@ def _order_texts(columns: Sequence[LabColumn], by_rule: Sequence[FoundBy]) -> It
 # --- figures ---------------------------------------------------------------------------------
 
 
-def _figures(table: StudyTable, where: str, as_held: str, *, several: bool) -> Iterator[Figure]:
+def _figures(table: LabTable, where: str, as_held: str, *, several: bool) -> Iterator[Figure]:
     """What is missed over the room; of several cases blocks alone are in the short forms."""
     drawn: list[tuple[str, Rule, str]] = [
         (f"misses {name}", rule, "miss_ratio") for name, rule in _rules(table).items()
@@ -271,7 +259,7 @@ def _figures(table: StudyTable, where: str, as_held: str, *, several: bool) -> I
             )
 
 
-def _lines(table: StudyTable, rule: Rule, ratio: str) -> list[Line]:
+def _lines(table: LabTable, rule: Rule, ratio: str) -> list[Line]:
     columns = sorted(table.columns, key=lambda column: column.room_bytes)
     points: dict[str, list[PlotPoint]] = {}
     kinds: dict[str, str] = {}
@@ -295,7 +283,7 @@ def _lines(table: StudyTable, rule: Rule, ratio: str) -> list[Line]:
 # --- failures --------------------------------------------------------------------------------
 
 
-def _failures(table: StudyTable) -> list[Part]:
+def _failures(table: LabTable) -> list[Part]:
     rows: list[list[Cell]] = [
         [each.policy, each.capacity, each.kind.replace("-", " "), each.hit_ratio, each.against]
         for each in sorted(table.failures, key=_lost, reverse=True)
@@ -310,9 +298,9 @@ def _failures(table: StudyTable) -> list[Part]:
     return [Table(title="Failures", columns=columns, rows=rows, detail=True)] if rows else []
 
 
-def _failure_texts(failures: Sequence[FailedPolicy]) -> Iterator[str]:
+def _failure_texts(failures: Sequence[PolicyFailure]) -> Iterator[str]:
     """By kind; of each policy where it loses the most, and those that lose the most first."""
-    kinds: dict[str, dict[str, FailedPolicy]] = {}
+    kinds: dict[str, dict[str, PolicyFailure]] = {}
     for each in sorted(failures, key=_lost, reverse=True):
         kinds.setdefault(each.kind, {}).setdefault(each.policy, each)
     for kind, worst in kinds.items():
@@ -322,11 +310,11 @@ def _failure_texts(failures: Sequence[FailedPolicy]) -> Iterator[str]:
         yield f"{kind.replace('-', ' ')}: {', '.join(losses[:_MOST_TOLD])}{others}"
 
 
-def _lost(failure: FailedPolicy) -> float:
+def _lost(failure: PolicyFailure) -> float:
     return failure.against - failure.hit_ratio
 
 
-def _failure(failure: FailedPolicy) -> str:
+def _failure(failure: PolicyFailure) -> str:
     """Against what, where the kind does not say it."""
     than = {"no-hits": "min ", "more-room-fewer-hits": "before "}.get(failure.kind, "")
     against = f"{than}{figures(100 * failure.against)}"

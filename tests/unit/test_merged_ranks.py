@@ -25,12 +25,13 @@ from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
 from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram, bucket_bounds
 from kv_cache.metrics.histogram import merged as merged_histograms
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
+from kv_cache.result.brief import brief_of_ranks
 from kv_cache.result.chain import check
 from kv_cache.result.counted import MergeableCounts, OperationRow
 from kv_cache.result.merge import merged as merged_counts
 from kv_cache.result.merge import nothing
 from kv_cache.result.metrics import METRICS
-from kv_cache.result.ranks import brief_of_ranks, merged_document, recheck_ranks
+from kv_cache.result.ranks import merged_document, recheck_ranks
 from kv_cache.result.run import OperationLedger, converted, times
 from kv_cache.result.sections import operation_row
 from kv_cache.view.terminal import terminal

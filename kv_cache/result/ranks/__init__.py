@@ -10,8 +10,7 @@ is not there. Everything is a function of the ranks' results and of what the cre
 it can be done again from the document alone.
 """
 
-from kv_cache.result.brief import brief_of_ranks
 from kv_cache.result.ranks.checked import recheck_ranks
-from kv_cache.result.ranks.merged import SCHEMA, merged_document
+from kv_cache.result.ranks.merged import merged_document
 
-__all__ = ["SCHEMA", "brief_of_ranks", "merged_document", "recheck_ranks"]
+__all__ = ["merged_document", "recheck_ranks"]

@@ -1,28 +1,22 @@
 """The merge done again from the ranks' results, and the results themselves checked."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
-from msgspec import Meta, Struct
-from msgspec.structs import asdict
+from msgspec import Struct
 
-from kv_cache.core.crew import Crew, Member
+from kv_cache.core.crew import Crew, RankNumber
 from kv_cache.result.chain import SECTION, check
-from kv_cache.result.counted import Count
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
 from kv_cache.result.difference import differences
+from kv_cache.result.metrics import Json
 from kv_cache.result.ranks.merged import merged_document
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.result.verify import recheck, without_chain
 
-RankNumber = Annotated[int, Meta(ge=0, le=1 << 16)]
-ClockReading = Annotated[int, Meta(gt=-(2**62), lt=2**62)]
-
 _MOST_PLACES = 10
 _LONGEST = 300
-
-Json = Mapping[str, Any]
 
 
 class Rechecked(NamedTuple):
@@ -33,34 +27,6 @@ class Rechecked(NamedTuple):
     again: Json | None
 
 
-class MemberFacts(Struct, frozen=True, kw_only=True):
-    """What the crew saw of one rank; offsets of clocks may be below 0."""
-
-    rank: RankNumber
-    host: str | None
-    pid: ClockReading | None
-    offset_ns: ClockReading | None
-    offset_error_ns: ClockReading | None
-    ready_ns: ClockReading | None
-    opened_ns: ClockReading | None
-    ended_ns: ClockReading | None
-    lost: str | None
-
-
-class CrewFacts(Struct, frozen=True, kw_only=True):
-    """What the crew saw."""
-
-    how: str
-    expected: RankNumber
-    members: list[MemberFacts]
-    planned_ns: Count | None
-    ended_early: str | None
-
-    def crew(self) -> Crew:
-        members = [Member(**asdict(member)) for member in self.members]
-        return Crew(**{**asdict(self), "members": members})
-
-
 class RankRow(Struct, frozen=True, kw_only=True):
     rank: RankNumber
     counted: bool
@@ -68,7 +34,7 @@ class RankRow(Struct, frozen=True, kw_only=True):
 
 
 class RanksSection(Struct, frozen=True, kw_only=True):
-    crew: CrewFacts
+    crew: Crew
     ranks: list[RankRow]
 
 
@@ -85,7 +51,7 @@ def recheck_ranks(document: Json) -> Rechecked:
     try:
         facts = converted(document, RanksFacts, "").kv_cache
         results = _results(facts.ranks, deviations)
-        again = merged_document(results, facts.crew.crew())
+        again = merged_document(results, facts.crew)
         deviations += _differences(dict(document), again)
         return Rechecked(tuple(dict.fromkeys(deviations)), again)
     except MisshapenError as error:

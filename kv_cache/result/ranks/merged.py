@@ -4,9 +4,11 @@ A pure function of the ranks' results and of what the crew saw, whatever their o
 `verify` can do it again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+from msgspec import UNSET, structs, to_builtins
 
 from kv_cache import __version__
 from kv_cache.core.crew import Crew
@@ -23,12 +25,10 @@ from kv_cache.result.published import RANKS
 from kv_cache.result.ranks.part import Part, counted_of, parts_of, runs_of
 from kv_cache.result.ranks.rules import judged
 from kv_cache.result.reference import reference_keys, unsupported
-from kv_cache.result.run import SECTION, CountedRun, totals
+from kv_cache.result.run import SECTION, CountedRun, agreed, totals
 from kv_cache.result.sections import KINDS, body, reconciled, reconciliation
 from kv_cache.result.verdicts import BROKEN, FINISHED, INTERRUPTED
 from kv_cache.result.without_figures import without_figures
-
-SCHEMA = RANKS
 
 
 def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def merged_document(results: Mapping[int, Any], crew: Crew) -> dict[str, Any]:
     together = _together(counted, numbers["tiers"])
     verdict = judged(parts, crew, numbers, together)
     section = {
-        "schema": SCHEMA,
+        "schema": RANKS,
         "result_schema": RESULT_SCHEMA,
         "program_version": __version__,
         **_what(counted),
@@ -73,14 +73,9 @@ def _numbers(counted: Sequence[Part]) -> dict[str, Any]:
     """Return the measurements of all, under the names that a result of one run has."""
     runs = runs_of(counted)
     counts = merged(totals(runs))
-    evictions = counts.evictions
     return {
         **body(runs),
-        "evictions": {
-            "dropped_last_copies": evictions.dropped_last_copies,
-            "dropped_stores": evictions.dropped_stores,
-            "lost_bytes": evictions.lost_bytes,
-        },
+        "evictions": to_builtins(structs.replace(counts.evictions, policies=UNSET)),
         "policies": _policies(runs),
         "reconciliation": _reconciliation(counted),
         "reference_keys_unsupported": unsupported(counts),
@@ -110,7 +105,7 @@ def _put_together(values: Sequence[Any]) -> Any:
         }
     if all(type(value) is int for value in known):
         return sum(known)
-    return known[0] if all(value == known[0] for value in known) else None
+    return agreed(known)
 
 
 def _together(counted: Sequence[Part], tiers: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +135,12 @@ def _together(counted: Sequence[Part], tiers: dict[str, Any]) -> dict[str, Any]:
 
 
 Sides = Mapping[str, Mapping[str, Any]]
+_OF_A_DEVICE: Mapping[str, Callable[[Sequence[int]], int]] = {
+    "device": max,  # it counts all processes' bytes
+    "claimed": sum,
+    "process": sum,
+}
+"""What the ranks that share a device make of their counts of bytes."""
 
 
 def _reconciliation(counted: Sequence[Part]) -> dict[str, Any] | None:
@@ -161,8 +162,8 @@ def _reconciliation(counted: Sequence[Part]) -> dict[str, Any] | None:
         **{
             kind.value: reconciled(
                 sum(row[kind]["claimed_bytes"] for row in rows),
-                _sum_or_none([row[kind]["process_bytes"] for row in rows]),
-                _sum_or_none([device[f"device_{kind}_bytes"] for device in devices]),
+                _if_known(sum, [row[kind]["process_bytes"] for row in rows]),
+                _if_known(sum, [device[f"device_{kind}_bytes"] for device in devices]),
             )
             for kind in KINDS
         },
@@ -177,24 +178,16 @@ def _devices(known: Sequence[tuple[Part, Sides]]) -> list[dict[str, Any]]:
         groups.setdefault((part.host or "", str(row["device"] or "")), []).append((part, row))
     devices = []
     for (host, device), members in sorted(groups.items()):
-        sides = {kind: [row[kind] for _, row in members] for kind in KINDS}
         devices.append(
             {
                 "host": host or None,
                 "device": device or None,
                 "ranks": [part.rank for part, _ in members],
                 **{
-                    f"device_{kind}_bytes": _most([side["device_bytes"] for side in sides[kind]])
-                    for kind in KINDS
-                },
-                **{
-                    f"claimed_{kind}_bytes": sum(side["claimed_bytes"] for side in sides[kind])
-                    for kind in KINDS
-                },
-                **{
-                    f"process_{kind}_bytes": _sum_or_none(
-                        [side["process_bytes"] for side in sides[kind]]
+                    f"{name}_{kind}_bytes": _if_known(
+                        combined, [row[kind][f"{name}_bytes"] for _, row in members]
                     )
+                    for name, combined in _OF_A_DEVICE.items()
                     for kind in KINDS
                 },
             }
@@ -202,12 +195,8 @@ def _devices(known: Sequence[tuple[Part, Sides]]) -> list[dict[str, Any]]:
     return devices
 
 
-def _sum_or_none(values: Sequence[Any]) -> Any:
-    return None if None in values else sum(values)
-
-
-def _most(values: Sequence[Any]) -> Any:
-    return None if None in values else max(values)
+def _if_known(combined: Callable[[Sequence[int]], int], values: Sequence[Any]) -> int | None:
+    return None if None in values else combined(values)
 
 
 # --- who and how -----------------------------------------------------------------------------
@@ -218,7 +207,10 @@ def _what(counted: Sequence[Part]) -> dict[str, Any]:
     instants = [part.value_at("started_utc") for part in counted]
     started = [instant for instant in instants if isinstance(instant, str)]
     return {
-        **{name: _agreed(counted, name) for name in ("driver", "semantics_preset")},
+        **{
+            name: agreed(part.value_at(name) for part in counted)
+            for name in ("driver", "semantics_preset")
+        },
         "contains_performance": bool(counted)
         and all(part.value_at("contains_performance") is True for part in counted),
         "started_utc": min(started, default=None),
@@ -227,11 +219,6 @@ def _what(counted: Sequence[Part]) -> dict[str, Any]:
             {reason for run in runs_of(counted) for reason in run.facts.not_submittable}
         ),
     }
-
-
-def _agreed(counted: Sequence[Part], name: str) -> Any:
-    values = [part.value_at(name) for part in counted]
-    return values[0] if values and all(value == values[0] for value in values) else None
 
 
 def _status(parts: Sequence[Part]) -> str:

@@ -11,8 +11,6 @@ from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
 from kv_cache.result.paths import value_at
 from kv_cache.result.run import SECTION, CountedRun, MisshapenError, read_run
 
-Json = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:

@@ -11,6 +11,7 @@ from kv_cache.core.crew import Crew, is_own
 from kv_cache.core.units import NS_PER_MS, NS_PER_S, human_bytes
 from kv_cache.metrics.evidence import Thresholds
 from kv_cache.metrics.passport import VALID, Status, Verdict
+from kv_cache.result.metrics import Json
 from kv_cache.result.paths import flat
 from kv_cache.result.ranks.part import Part, counted_of, runs_of
 from kv_cache.result.verdicts import FINISHED, Look, verdict_of
@@ -36,8 +37,6 @@ NAMES: Mapping[str, str] = {
 
 _SAME = ("program_version", "driver", "semantics_preset", "model", "semantics")
 _MOST_NAMED = 5
-
-Json = Mapping[str, Any]
 
 
 def judged(parts: Sequence[Part], crew: Crew, body: Json, together: Json) -> Verdict:

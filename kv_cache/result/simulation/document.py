@@ -18,7 +18,7 @@ import orjson
 from kv_cache import __version__
 from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval
 from kv_cache.result.chain import seal
-from kv_cache.result.metrics import ends
+from kv_cache.result.metrics import Json, ends
 from kv_cache.result.run import SECTION
 from kv_cache.result.simulation.judge import verdict, warnings
 from kv_cache.result.simulation.limits import NOT_MODELLED
@@ -29,8 +29,6 @@ MARK = f'{{\n  "{SECTION}": {{\n    "schema": "kv-cache-sim/'
 """How the document of every simulation begins."""
 
 FINISHED, INTERRUPTED = "finished", "interrupted"
-
-Json = Mapping[str, Any]
 
 
 def run_row(

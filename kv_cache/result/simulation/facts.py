@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from kv_cache.core.bounded import Count, Number
 from kv_cache.core.units import NS_PER_S
-from kv_cache.result.counted import Count, Number
+from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.simulation.measures import in_order
-from kv_cache.result.sweep import IntervalEnds
 
 
 class SeedNumber(Struct, frozen=True, kw_only=True):

@@ -6,24 +6,22 @@ where nearly every miss was the first access to its block (then no cache could h
 of latencies where requests that were turned away are missing among them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kv_cache.metrics.intervals import CONFIDENCE
 from kv_cache.metrics.order import LEAST_SEEDS, compulsory_share
+from kv_cache.result.metrics import HIGHER, Json
 from kv_cache.result.simulation.measures import (
     FINISHED_RATE,
     GOODPUT,
-    HIGHER,
     HIT_RATIO,
     JUDGED,
     LATENCIES,
     Measure,
     number_of,
 )
-
-Json = Mapping[str, Any]
 
 LEAST_ACTIVE = 0.5
 """Of the instances of each role: with fewer there is no verdict."""
@@ -64,7 +62,8 @@ def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
     the options in which they differ."""
     first = headline(variants)
     why = no_order(variants, varied)
-    findings = [_judged(measure, variants, varied, why) for measure in (first, *_others(first))]
+    others = [measure for measure in JUDGED if measure is not first]
+    findings = [_judged(measure, variants, varied, why) for measure in (first, *others)]
     return {
         "by": first.path,
         "best": findings[0].best,
@@ -78,10 +77,6 @@ def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _others(first: Measure) -> list[Measure]:
-    return [measure for measure in JUDGED if measure is not first]
-
-
 def no_order(variants: Sequence[Json], varied: Sequence[str]) -> str | None:
     """Return why these variants have no order by anything; None if they may have one."""
     if len(variants) < 2:
@@ -93,8 +88,8 @@ def no_order(variants: Sequence[Json], varied: Sequence[str]) -> str | None:
     idle = _least(variants, "instances.active_share")
     if idle is not None and idle[0] < LEAST_ACTIVE:
         return (
-            f"only {100 * idle[0]:.0f} % of the instances of a role had any request in {_the(idle)}"
-            f", and {100 * LEAST_ACTIVE:.0f} % are needed; ask more, or simulate fewer"
+            f"only {100 * idle[0]:.0f} % of the instances of a role had any request in variant "
+            f"{idle[1]}, and {100 * LEAST_ACTIVE:.0f} % are needed; ask more, or simulate fewer"
         )
     of_caches = varied and all(path.startswith(_OF_CACHES) for path in varied)
     return _compulsory(variants) if of_caches else None
@@ -121,8 +116,8 @@ def _lost(variants: Sequence[Json]) -> str | None:
     if least is None or 1 - least[0] <= MOST_LOST:
         return None
     return (
-        f"{100 * (1 - least[0]):.1f} % of the requests were rejected or aborted in {_the(least)}, "
-        "and latencies are of the others"
+        f"{100 * (1 - least[0]):.1f} % of the requests were rejected or aborted in variant "
+        f"{least[1]}, and latencies are of the others"
     )
 
 
@@ -145,10 +140,6 @@ def _least(variants: Sequence[Json], path: str) -> tuple[float, int] | None:
         if (value := number_of(variant, path)) is not None
     ]
     return min(values, default=None)
-
-
-def _the(least: tuple[float, int]) -> str:
-    return f"variant {least[1]}"
 
 
 def _judged(

@@ -6,10 +6,7 @@ from typing import Any
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
-
-Json = Mapping[str, Any]
-
-HIGHER, LOWER = "higher", "lower"
+from kv_cache.result.metrics import HIGHER, LOWER, Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +44,9 @@ def reach_of(row: Json) -> float | None:
     return reach
 
 
-def _times(name: str, label: str, *percents: str, better: str = LOWER) -> tuple[Measure, ...]:
+def _times(name: str, label: str, *percents: str) -> tuple[Measure, ...]:
     return tuple(
-        Measure(path=f"{name}.{percent}", label=f"{label} {percent}", unit="ms", better=better)
+        Measure(path=f"{name}.{percent}", label=f"{label} {percent}", unit="ms", better=LOWER)
         for percent in percents
     )
 
