@@ -22,13 +22,11 @@ from kv_cache.result.comparison import (
 from kv_cache.result.metrics import METRICS, Metric
 from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import PublishedRun
+from kv_cache.view import units
 from kv_cache.view.identity import drive_texts, headline_text, identity_facts
 from kv_cache.view.latency import percentile_figure
 from kv_cache.view.moves import side_times
 from kv_cache.view.parts import (
-    COUNT,
-    GIB_PER_S,
-    MS,
     Cell,
     Figure,
     Part,
@@ -174,11 +172,11 @@ def _ratios(base: Input, other: Input, rows: Sequence[Row]) -> Table:
         columns=[
             ShownColumn("metric"),
             ShownColumn(f"{other.label} is", status=True),
-            ShownColumn(base.label, COUNT),
-            ShownColumn(other.label, COUNT),
-            ShownColumn(f"{other.label}/{base.label}", COUNT),
-            ShownColumn("from", COUNT),
-            ShownColumn("to", COUNT),
+            ShownColumn(base.label, units.COUNT),
+            ShownColumn(other.label, units.COUNT),
+            ShownColumn(f"{other.label}/{base.label}", units.COUNT),
+            ShownColumn("from", units.COUNT),
+            ShownColumn("to", units.COUNT),
         ],
         rows=cells,
     )
@@ -219,7 +217,7 @@ def _how_sure(comparison: Comparison) -> str:
 def _side_by_side(inputs: Sequence[Input]) -> Table:
     rows = [(metric, [_value(each, metric) for each in inputs]) for metric in METRICS.values()]
     return Table(
-        columns=[ShownColumn("metric"), *(ShownColumn(each.label, COUNT) for each in inputs)],
+        columns=[ShownColumn("metric"), *(ShownColumn(each.label, units.COUNT) for each in inputs)],
         rows=[
             [_label(metric), *(_in_unit(metric, value) for value in values)]
             for metric, values in rows
@@ -307,11 +305,21 @@ def _over_time(runs: dict[str, PublishedRun]) -> Iterator[Figure]:
         return
     step = common_step(list(known.values()))
     drawn: list[tuple[str, ShownColumn, Value, bool]] = [
-        ("Storage read", ShownColumn("moved", GIB_PER_S), side_rate("storage", "read"), False),
-        ("Storage write", ShownColumn("moved", GIB_PER_S), side_rate("storage", "write"), False),
+        (
+            "Storage read",
+            ShownColumn("moved", units.GIB_PER_S),
+            side_rate("storage", "read"),
+            False,
+        ),
+        (
+            "Storage write",
+            ShownColumn("moved", units.GIB_PER_S),
+            side_rate("storage", "write"),
+            False,
+        ),
         (
             "Storage read p95",
-            ShownColumn("time", MS),
+            ShownColumn("time", units.MS),
             lambda window: window.side("storage", "read").p95_ms,
             True,
         ),

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind, Phase
-from kv_cache.core.units import AT_LEAST, MISSING, human_bytes
+from kv_cache.core.units import human_bytes
 from kv_cache.result.paths import number_at, value_at
-from kv_cache.result.published import Percentiles, PublishedRun
+from kv_cache.result.published import PublishedRun
+from kv_cache.view import units
+from kv_cache.view.latency import ms_text
 from kv_cache.view.moves import SIZE_COLUMNS, objects_text
-from kv_cache.view.parts import GIBIBYTES, PERCENT
 
 Fact = tuple[str, str]
 _SIDES = ("read", "write")
@@ -65,24 +66,17 @@ def _requests(run: PublishedRun) -> Iterator[Fact]:
     )
 
 
-def ms_text(latency: Percentiles, name: str) -> str:
-    """A percentile in ms, marked where it is a lower bound."""
-    sign = AT_LEAST if name in latency.at_least else ""
-    value: float | None = getattr(latency, name)
-    return MISSING if value is None else f"{sign}{figures(value)}"
-
-
 def _reuse(run: PublishedRun) -> Iterator[Fact]:
     """What was found, and what a cache without limits would have found."""
     reuse = run.reuse
     if reuse is None or reuse.looked_up is None or reuse.hits is None:
         return
     text = f"{reuse.hits:,} of {reuse.looked_up:,} blocks looked up were hits"
-    text += f" ({PERCENT.measured(reuse.reuse_hit_ratio)})"
+    text += f" ({units.PERCENT.measured(reuse.reuse_hit_ratio)})"
     if reuse.offered_token_ratio is not None:
         least = "" if reuse.offered_is_exact else "at least "
-        text += f"; {PERCENT.measured(reuse.achieved_token_ratio)} of all tokens, of "
-        text += f"{least}{PERCENT.measured(reuse.offered_token_ratio)} on offer"
+        text += f"; {units.PERCENT.measured(reuse.achieved_token_ratio)} of all tokens, of "
+        text += f"{least}{units.PERCENT.measured(reuse.offered_token_ratio)} on offer"
     yield "reuse", text
 
 
@@ -95,10 +89,10 @@ def _retrieval(run: PublishedRun) -> Iterator[Fact]:
         (
             f"{reuse.retrieved_requests} retrievals, {reuse.retrieved_hits} of "
             f"{reuse.retrieved_looked_up} blocks were hits "
-            f"({PERCENT.measured(reuse.retrieved_hit_ratio)}, reuse {rag.rag_reuse}), "
-            f"{GIBIBYTES.measured(reuse.retrieved_loaded_bytes or 0)} "
+            f"({units.PERCENT.measured(reuse.retrieved_hit_ratio)}, reuse {rag.rag_reuse}), "
+            f"{units.GIBIBYTES.measured(reuse.retrieved_loaded_bytes or 0)} "
             f"loaded; {rag.rag_ingested_documents} of {rag.rag_documents} documents ingested "
-            f"before, {GIBIBYTES.measured(rag.rag_ingested_bytes or 0)}"
+            f"before, {units.GIBIBYTES.measured(rag.rag_ingested_bytes or 0)}"
         ),
     )
 
@@ -111,7 +105,7 @@ def _verified(run: PublishedRun) -> Iterator[Fact]:
     yield (
         "verified",
         (
-            f"{check.objects:,} objects, {GIBIBYTES.measured(check.bytes)} by {check.mode}: "
+            f"{check.objects:,} objects, {units.GIBIBYTES.measured(check.bytes)} by {check.mode}: "
             f"{wrong} wrong"
         ),
     )
@@ -126,7 +120,7 @@ def _kernel(run: PublishedRun) -> Iterator[Fact]:
         ("kernel", "counted", "process_to_claimed"),
     ):
         parts = [
-            f"{kind} {PERCENT.measured(value)}"
+            f"{kind} {units.PERCENT.measured(value)}"
             for kind in _SIDES
             if (value := getattr(getattr(books, kind), share)) is not None
             and getattr(books, kind).claimed_bytes

@@ -12,7 +12,7 @@ from kv_cache.result.metrics import METRICS, Json
 from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import converted
-from kv_cache.view.parts import GIBIBYTES
+from kv_cache.view import units
 from kv_cache.view.traced import trace_text
 
 
@@ -209,6 +209,6 @@ def machine_text(section: Json) -> str:
         value_at(section, "environment.hostname"),
         value_at(section, "environment.cpu.model"),
         None if cores is None else f"{figures(cores)} cores",
-        None if memory is None else f"{GIBIBYTES.measured(memory)} of memory",
+        None if memory is None else f"{units.GIBIBYTES.measured(memory)} of memory",
     ]
     return ", ".join(plain(str(part)) for part in parts if part)

@@ -9,7 +9,8 @@ from kv_cache.config.schema import to_mapping
 from kv_cache.core.format import as_text
 from kv_cache.core.units import GIB
 from kv_cache.result.metrics import Json
-from kv_cache.view.parts import GIBIBYTES, FactList, ShownColumn, Table, ViewSection
+from kv_cache.view import units
+from kv_cache.view.parts import FactList, ShownColumn, Table, ViewSection
 
 _ALWAYS_SET = ("run.seed", "output.output", "output.results_dir")
 """Options that differ from their default in every run, and say nothing of it."""
@@ -52,7 +53,7 @@ def _facts(pairs: list[tuple[str, Any]]) -> list[tuple[str, str]]:
 def _value_text(name: str, value: Any) -> str:
     """A value as people write it; many bytes in GiB as well."""
     if name.endswith("_bytes") and isinstance(value, int) and value >= GIB / 10:
-        return f"{as_text(value)} ({GIBIBYTES.measured(value)})"
+        return f"{as_text(value)} ({units.GIBIBYTES.measured(value)})"
     return as_text(value)
 
 

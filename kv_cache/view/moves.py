@@ -12,12 +12,9 @@ from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.result.published import OperationFacts, PublishedRun
+from kv_cache.view import units
 from kv_cache.view.latency import Curve, percentile_cells, percentile_figure
 from kv_cache.view.parts import (
-    COUNT,
-    GIBIBYTES,
-    MS,
-    PERCENT,
     Cell,
     Figure,
     FlowArrow,
@@ -85,9 +82,9 @@ def _operations(window: Mapping[Key, Sequence[OperationFacts]]) -> Table:
         title="Operations of the measured window, by tier, kind and cause",
         columns=[
             *map(ShownColumn, ("tier", "operation", "cause")),
-            ShownColumn("operations", COUNT),
-            ShownColumn("moved", GIBIBYTES),
-            *(ShownColumn(f"p{percent:g}", MS) for percent in percents),
+            ShownColumn("operations", units.COUNT),
+            ShownColumn("moved", units.GIBIBYTES),
+            *(ShownColumn(f"p{percent:g}", units.MS) for percent in percents),
         ],
         rows=[
             [
@@ -183,7 +180,7 @@ def _sizes(run: PublishedRun) -> Iterator[Table]:
         return
     yield Table(
         title="Sizes of the objects that storage moved in the measured window",
-        columns=[ShownColumn("operation"), ShownColumn("objects", COUNT),
+        columns=[ShownColumn("operation"), ShownColumn("objects", units.COUNT),
                  *map(ShownColumn, SIZE_COLUMNS)],
         rows=[
             [kind, sizes.objects, *(_size(getattr(sizes, name)) for name in SIZE_COLUMNS)]
@@ -194,7 +191,7 @@ def _sizes(run: PublishedRun) -> Iterator[Table]:
     yield Table(
         title="Objects from a size to below twice as much",
         columns=[ShownColumn("operation"), ShownColumn("from"),
-                 ShownColumn("share", PERCENT, bar=True)],
+                 ShownColumn("share", units.PERCENT, bar=True)],
         rows=[
             [kind, human_bytes(low), count / sizes.objects]
             for kind, sizes in rows.items()
@@ -229,8 +226,8 @@ def _other_phases(rows: Sequence[OperationFacts]) -> Iterator[Table]:
             title="Outside the measured window",
             columns=[
                 *map(ShownColumn, ("phase", "tier", "operation", "cause")),
-                ShownColumn("operations", COUNT),
-                ShownColumn("moved", GIBIBYTES),
+                ShownColumn("operations", units.COUNT),
+                ShownColumn("moved", units.GIBIBYTES),
             ],
             rows=cells,
             detail=True,

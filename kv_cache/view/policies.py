@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from kv_cache.result.published import BlockTally, PublishedRun
-from kv_cache.view.parts import COUNT, GIBIBYTES, Cell, ShownColumn, Table
+from kv_cache.view import units
+from kv_cache.view.parts import Cell, ShownColumn, Table
 
 _WRITE_ENDS = ("written", "failed", "no_room")
 _PREFETCH_ENDS = ("started", "useful", "late", "wasted", "failed", "no_room")
@@ -14,8 +15,8 @@ def policy_table(run: PublishedRun) -> Table:
     return Table(
         columns=[
             *map(ShownColumn, ("policy", "which", "outcome")),
-            ShownColumn("blocks", COUNT),
-            ShownColumn("bytes", GIBIBYTES),
+            ShownColumn("blocks", units.COUNT),
+            ShownColumn("bytes", units.GIBIBYTES),
         ],
         rows=list(_rows(run)),
     )
@@ -83,7 +84,7 @@ def _write(run: PublishedRun) -> Iterator[tuple[str, str]]:
         "dropped as the queue was full": facts.dropped_blocks or 0,
     }
     text = "".join(f", {count} {how}" for how, count in rest.items() if count)
-    size = GIBIBYTES.measured(facts.written.bytes)
+    size = units.GIBIBYTES.measured(facts.written.bytes)
     yield "write", f"{facts.name}: {facts.written.blocks} blocks, {size}{text}"
 
 
@@ -93,7 +94,7 @@ def _prefetch(run: PublishedRun) -> Iterator[tuple[str, str]]:
         return
     ends = {name: getattr(facts, name) for name in ("useful", "late", "wasted", "failed")}
     text = ", ".join(f"{tally.blocks if tally else 0} {name}" for name, tally in ends.items())
-    size = GIBIBYTES.measured(facts.started.bytes)
+    size = units.GIBIBYTES.measured(facts.started.bytes)
     yield (
         "prefetch",
         (

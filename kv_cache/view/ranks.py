@@ -5,6 +5,7 @@ which is inside the document.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import fsum
 
 from kv_cache.core.format import as_text, figures
@@ -14,26 +15,23 @@ from kv_cache.result.metrics import METRICS, Json
 from kv_cache.result.paths import value_at
 from kv_cache.result.published import PublishedRank, PublishedRun, WindowFacts, published
 from kv_cache.result.run import SECTION
+from kv_cache.view import units
 from kv_cache.view.counts import counted_facts
 from kv_cache.view.identity import identity_facts, origin_texts
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
-    GIB_PER_S,
-    MS_OF_NS,
-    PERCENT,
-    Cell,
     FactList,
     Figure,
     KeyNumber,
     KeyNumbers,
     Part,
     Remarks,
-    S,
     Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
+    present,
 )
 from kv_cache.view.run import (
     VIRTUAL,
@@ -63,7 +61,7 @@ _COLUMNS = (
     *("requests_per_second", "response_ms.p95"),
 )
 _MOST_LINES = 8
-_SKEW = ShownColumn("Start skew", MS_OF_NS)
+_SKEW = ShownColumn("Start skew", units.MS_OF_NS)
 
 
 def ranks_view(section: Json) -> View:
@@ -103,8 +101,7 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
         absent=timed or "No rank that counts has windows: nothing is known of how it went.",
         terminal=False,
     )
-    if run.notes:
-        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
+    yield ViewSection(title="Know first", parts=present(Remarks(texts=run.notes)))
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     if counted:
         glance = FactList(rows=[*counted_facts(run), *_start(run)])
@@ -153,32 +150,34 @@ def _start(run: PublishedRun) -> Iterator[tuple[str, str]]:
 
 def _rank_parts(run: PublishedRun) -> list[Part]:
     rows = run.ranks or []
-    if not rows:
-        return []
-    columns = [metric_column(METRICS[name]) for name in _COLUMNS]
+    numbers = Table.of(
+        rows,
+        {
+            ShownColumn("rank"): lambda row: str(row.rank),
+            ShownColumn("host"): lambda row: row.host or "",
+            ShownColumn("verdict", status=True): lambda row: (
+                row.verdict or MISSING if row.counted else "not counted"
+            ),
+            **{metric_column(METRICS[name]): partial(_number, name=name) for name in _COLUMNS},
+        },
+    )
     reasons = [f"Rank {row.rank}: {text}" for row in rows for text in _reasons(row)]
-    seeds = Table(
+    seeds = Table.of(
+        rows,
+        {
+            ShownColumn("rank"): lambda row: str(row.rank),
+            ShownColumn("seed"): lambda row: as_text(row.seed),
+            ShownColumn("measured", units.S): lambda row: row.window_s,
+            ShownColumn("fingerprint of its result"): lambda row: row.fingerprint or "",
+        },
         title="What each rank ran",
-        columns=[ShownColumn("rank"), ShownColumn("seed"), ShownColumn("measured", S),
-                 ShownColumn("fingerprint of its result")],
-        rows=[[str(r.rank), as_text(r.seed), r.window_s, r.fingerprint or ""] for r in rows],
         detail=True,
-    )  # fmt: skip
-    return [
-        Table(
-            columns=[ShownColumn("rank"), ShownColumn("host"),
-                     ShownColumn("verdict", status=True), *columns],
-            rows=[_rank_cells(row) for row in rows],
-        ),
-        *([Remarks(texts=reasons)] if reasons else []),
-        seeds,
-    ]  # fmt: skip
+    )
+    return present(numbers, Remarks(texts=reasons), seeds)
 
 
-def _rank_cells(row: PublishedRank) -> list[Cell]:
-    numbers = row.figures or {}
-    verdict = row.verdict or MISSING if row.counted else "not counted"
-    return [str(row.rank), row.host or "", verdict, *(numbers.get(name) for name in _COLUMNS)]
+def _number(row: PublishedRank, name: str) -> float | None:
+    return (row.figures or {}).get(name)
 
 
 def _reasons(row: PublishedRank) -> list[str]:
@@ -192,40 +191,30 @@ def _together(run: PublishedRun) -> Iterator[Part]:
     """How far they measured at the same time, and when each began."""
     span = run.together
     if span is not None and span.shared_s is not None and span.span_s is not None:
-        share = PERCENT.measured(span.shared_share)
-        yield Remarks(
-            texts=[
-                (
-                    f"All ranks measured at the same time for {figures(span.shared_s)} s of "
-                    f"{figures(span.span_s)} s ({share}), from the begin of the first to the end "
-                    "of the last."
-                )
-            ]
+        share = units.PERCENT.measured(span.shared_share)
+        text = (
+            f"All ranks measured at the same time for {figures(span.shared_s)} s of "
+            f"{figures(span.span_s)} s ({share}), from the begin of the first to the end of the "
+            "last."
         )
+        yield Remarks(texts=[text])
     members = [] if run.crew is None else run.crew.members
     opened = [member.opened_ns for member in members if member.opened_ns is not None]
     if not opened:
         return
     first = min(opened)
-    yield Table(
+    yield Table.of(
+        members,
+        {
+            ShownColumn("rank"): lambda member: str(member.rank),
+            ShownColumn("host"): lambda member: member.host or "",
+            ShownColumn("began after the first", units.MS_OF_NS): lambda member: (
+                None if member.opened_ns is None else member.opened_ns - first
+            ),
+            ShownColumn("known to ±", units.MS_OF_NS): lambda member: member.offset_error_ns,
+            ShownColumn("clock ahead by", units.MS_OF_NS): lambda member: member.offset_ns,
+        },
         title="When each rank began",
-        columns=[
-            ShownColumn("rank"),
-            ShownColumn("host"),
-            ShownColumn("began after the first", MS_OF_NS),
-            ShownColumn("known to ±", MS_OF_NS),
-            ShownColumn("clock ahead by", MS_OF_NS),
-        ],
-        rows=[
-            [
-                str(member.rank),
-                member.host or "",
-                None if member.opened_ns is None else member.opened_ns - first,
-                member.offset_error_ns,
-                member.offset_ns,
-            ]
-            for member in members
-        ],
         caption="A rank begins when it lets its first request in. Instants of several machines are "
         "compared after their clocks' offsets were measured.",
     )
@@ -269,7 +258,7 @@ def _figure(kind: str, step: float, measured: Mapping[str, Sequence[WindowFacts]
     return Figure(
         title=f"Storage {kind}",
         x=SINCE_MEASURED,
-        y=ShownColumn("moved", GIB_PER_S),
+        y=ShownColumn("moved", units.GIB_PER_S),
         lines=[step_line(name, each, step) for name, each in lines.items()],
         scale=Scale.TIME,
     )

@@ -3,17 +3,8 @@
 from collections.abc import Iterator
 
 from kv_cache.result.published import PublishedRun, ReuseFacts
-from kv_cache.view.parts import (
-    COUNT,
-    GIBIBYTES,
-    PERCENT,
-    Cell,
-    FactList,
-    Part,
-    Remarks,
-    ShownColumn,
-    Table,
-)
+from kv_cache.view import units
+from kv_cache.view.parts import Cell, FactList, Part, Remarks, ShownColumn, Table
 
 _COUNTED = {
     "blocks": "blocks of all requests",
@@ -59,7 +50,7 @@ def _offered(reuse: ReuseFacts) -> Iterator[Part]:
     exact = reuse.offered_is_exact is not False
     yield Table(
         title="Offered and achieved, of everything asked for",
-        columns=[ShownColumn(""), ShownColumn("share", PERCENT, bar=True)],
+        columns=[ShownColumn(""), ShownColumn("share", units.PERCENT, bar=True)],
         rows=rows,
         caption="On offer is what a cache without limits would have found."
         if exact
@@ -81,9 +72,9 @@ def _hits(reuse: ReuseFacts) -> Iterator[Part]:
         title="Hits, of what was looked up",
         columns=[
             ShownColumn("blocks of"),
-            ShownColumn("hit ratio", PERCENT, bar=True),
-            ShownColumn("hits", COUNT),
-            ShownColumn("looked up", COUNT),
+            ShownColumn("hit ratio", units.PERCENT, bar=True),
+            ShownColumn("hits", units.COUNT),
+            ShownColumn("looked up", units.COUNT),
         ],
         rows=rows,
     )
@@ -93,7 +84,7 @@ def _counts(reuse: ReuseFacts) -> FactList:
     return FactList(
         title="Counted in the measured window",
         rows=[
-            (text, GIBIBYTES.measured(amount) if name.endswith("_bytes") else f"{amount:,}")
+            (text, units.GIBIBYTES.measured(amount) if name.endswith("_bytes") else f"{amount:,}")
             for name, text in _COUNTED.items()
             if (amount := getattr(reuse, name)) is not None
         ],

@@ -10,28 +10,20 @@ from kv_cache.core.units import AT_LEAST
 from kv_cache.result.metrics import METRICS, Json, Metric
 from kv_cache.result.paths import value_at
 from kv_cache.result.published import (
-    ClassFacts,
     Passport,
-    Percentiles,
     PublishedRun,
     SloFacts,
     published,
 )
+from kv_cache.view import units
 from kv_cache.view.counts import counted_facts
 from kv_cache.view.identity import headline_text, identity_facts, origin_texts, slos_set_by_user
-from kv_cache.view.latency import percentile_figure
+from kv_cache.view.latency import percentile_cell, percentile_columns, percentile_figure
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.moves import moves_parts, tier_latencies
 from kv_cache.view.parts import (
-    COUNT,
-    GIB_PER_S,
-    GIBIBYTES,
-    MS,
-    PERCENT,
     Cell,
-    DisplayUnit,
     FactList,
-    Figure,
     KeyNumber,
     KeyNumbers,
     Part,
@@ -40,6 +32,7 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    present,
 )
 from kv_cache.view.policies import policy_facts, policy_table
 from kv_cache.view.preconditioning import preconditioning_parts
@@ -90,19 +83,16 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
         absent=timed or "The document has no windows: nothing is known of how it went.",
         terminal=False,
     )
-    if run.notes:
-        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
+    yield ViewSection(title="Know first", parts=present(Remarks(texts=run.notes)))
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     yield ViewSection(title="Tiers", parts=[tier_table(run)])
-    yield ViewSection(title="At a glance", parts=list(_glance(run, section)))
+    yield ViewSection(title="At a glance", parts=_glance(run))
     if run.preconditioning is not None:
         parts = preconditioning_parts(run.preconditioning, run.config)
         yield ViewSection(title="Preconditioning", parts=parts)
     yield from latency_sections(run)
     yield from flow_sections(run)
-    policies = policy_table(run)
-    if policies.rows:
-        yield ViewSection(title="Policies", parts=[policies], terminal=False)
+    yield ViewSection(title="Policies", parts=present(policy_table(run)), terminal=False)
     yield passport_section(run)
     yield from machine_sections(section)
 
@@ -165,7 +155,8 @@ def _bounded(name: str, section: Json) -> Cell:
 def metric_column(metric: Metric) -> ShownColumn:
     """The column of one of the METRICS."""
     return ShownColumn(
-        metric.label[:1].upper() + metric.label[1:], DisplayUnit(metric.shown_unit, metric.scale)
+        metric.label[:1].upper() + metric.label[1:],
+        units.DisplayUnit(metric.shown_unit, metric.scale),
     )
 
 
@@ -174,7 +165,7 @@ def _amount(run: PublishedRun, name: str) -> str:
     storage = run.tiers.get("storage")
     for kind in ("read", "write"):
         if storage is not None and name == f"storage.{kind}.bytes_per_second":
-            return GIBIBYTES.measured(getattr(storage, kind).bytes)
+            return units.GIBIBYTES.measured(getattr(storage, kind).bytes)
     windows = [] if run.series is None else run.series.windows
     users = [w.users for w in windows if w.phase == "measure" and w.users is not None]
     if name == "requests_per_second" and users:
@@ -187,7 +178,7 @@ def _kept(run: PublishedRun, section: Json) -> Iterator[KeyNumber]:
     rows = [slo for _, _, slo in slo_rows(run) if slo.met is not None]
     if rows and slos_set_by_user(section):
         yield KeyNumber(
-            column=ShownColumn("SLOs kept", COUNT),
+            column=ShownColumn("SLOs kept", units.COUNT),
             value=sum(slo.met is True for slo in rows),
             note=f"of {len(rows)}, by class, below",
         )
@@ -215,10 +206,10 @@ def tier_table(run: PublishedRun) -> Table:
         columns=[
             ShownColumn("tier"),
             ShownColumn("operation"),
-            *([ShownColumn("rate", GIB_PER_S)] if timed else []),
-            ShownColumn("moved", GIBIBYTES),
-            ShownColumn("operations", COUNT),
-            *(ShownColumn(p, MS) for p in (_TIMES if timed else ())),
+            *([ShownColumn("rate", units.GIB_PER_S)] if timed else []),
+            ShownColumn("moved", units.GIBIBYTES),
+            ShownColumn("operations", units.COUNT),
+            *(ShownColumn(p, units.MS) for p in (_TIMES if timed else ())),
         ],
         rows=rows,
     )
@@ -227,22 +218,11 @@ def tier_table(run: PublishedRun) -> Table:
 _TIMES = ("p50", "p95", "p99")
 
 
-def percentile_cell(latency: Percentiles, name: str) -> Cell:
-    """A percentile in ms: None where too few values support it, a text where it is a lower
-    bound."""
-    value: float | None = getattr(latency, name)
-    if value is None or name not in latency.at_least:
-        return value
-    return f"{AT_LEAST}{figures(value)}"
-
-
-def _glance(run: PublishedRun, section: Json) -> Iterator[Part]:
+def _glance(run: PublishedRun) -> list[Part]:
     """One line for each question that a reader of the terminal has."""
     rows = [*counted_facts(run), *policy_facts(run), *_rules(run)]
-    if rows:
-        yield FactList(rows=rows)
-    if run.twin is not None:
-        yield prediction_part(run.twin)
+    twin = None if run.twin is None else prediction_part(run.twin)
+    return present(FactList(rows=rows), twin)
 
 
 def _rules(run: PublishedRun) -> Iterator[tuple[str, str]]:
@@ -257,7 +237,7 @@ def _rules(run: PublishedRun) -> Iterator[tuple[str, str]]:
 
 def over_time(run: PublishedRun) -> list[Part]:
     note = windows_note(run)
-    return [*([Remarks(texts=[note], detail=True)] if note else []), *series_figures(run)]
+    return present(Remarks(texts=[note] if note else [], detail=True), *series_figures(run))
 
 
 def latency_sections(run: PublishedRun) -> Iterator[ViewSection]:
@@ -277,46 +257,36 @@ def latency_sections(run: PublishedRun) -> Iterator[ViewSection]:
     )
 
 
-def class_latencies(run: PublishedRun) -> list[Figure]:
+def class_latencies(run: PublishedRun) -> list[Part]:
     """Percentiles of response and TTFT of each class."""
-    figures_ = [
-        percentile_figure(
-            f"{title} of each class",
-            [
-                (qos.value, getattr(run.measured[qos], f"histogram_{measure}"))
-                for qos in Qos
-                if qos in run.measured
-            ],
+    return present(
+        *(
+            percentile_figure(
+                f"{title} of each class",
+                [
+                    (qos.value, getattr(run.measured[qos], f"histogram_{measure}"))
+                    for qos in Qos
+                    if qos in run.measured
+                ],
+            )
+            for measure, title in (("response", "Response"), ("ttft", "Time to first token"))
         )
-        for measure, title in (("response", "Response"), ("ttft", "Time to first token"))
-    ]
-    return [figure for figure in figures_ if figure is not None]
+    )
 
 
-def _class_tables(run: PublishedRun) -> Iterator[Table]:
-    classes = {q: run.measured[q] for q in Qos if q in run.measured and run.measured[q].completed}
-    if classes:
-        yield Table(
-            title="Requests of each class",
-            columns=[
-                ShownColumn("class"),
-                ShownColumn("completed", COUNT),
-                *(ShownColumn(f"TTFT {p}", MS) for p in ("p50", "p95")),
-                *(ShownColumn(f"response {p}", MS) for p in _TIMES),
-            ],
-            rows=[[qos.value, *_class_cells(row)] for qos, row in classes.items()],
-        )
-    slos = slo_rows(run)
-    if slos:
-        yield slo_table(run)
-
-
-def _class_cells(row: ClassFacts) -> list[Cell]:
-    return [
-        row.completed,
-        *(percentile_cell(row.ttft_ms, p) for p in ("p50", "p95")),
-        *(percentile_cell(row.response_ms, p) for p in _TIMES),
-    ]
+def _class_tables(run: PublishedRun) -> list[Part]:
+    classes = [(q, run.measured[q]) for q in Qos if q in run.measured]
+    requests = Table.of(
+        [(qos.value, row) for qos, row in classes if row.completed],
+        {
+            ShownColumn("class"): lambda each: each[0],
+            ShownColumn("completed", units.COUNT): lambda each: each[1].completed,
+            **percentile_columns(("p50", "p95"), lambda each: each[1].ttft_ms, "TTFT"),
+            **percentile_columns(_TIMES, lambda each: each[1].response_ms, "response"),
+        },
+        title="Requests of each class",
+    )
+    return present(requests, slo_table(run))
 
 
 def flow_sections(run: PublishedRun) -> Iterator[ViewSection]:
@@ -356,49 +326,48 @@ def slo_rows(run: PublishedRun) -> list[tuple[str, str, SloFacts]]:
 def slo_table(run: PublishedRun) -> Table:
     """The share of each class's requests within each target, and what that says."""
     by_user = slos_set_by_user({"config": run.config})
-    return Table(
+    return Table.of(
+        slo_rows(run),
+        {
+            ShownColumn("class"): lambda row: row[0],
+            ShownColumn("percentile"): lambda row: row[1],
+            ShownColumn("SLO", status=True): lambda row: _KEPT[row[2].met],
+            ShownColumn("actual", units.MS): lambda row: row[2].actual_ms,
+            ShownColumn("target", units.MS): lambda row: row[2].target_ms,
+            ShownColumn("within", units.COUNT): lambda row: row[2].within,
+            ShownColumn("requests", units.COUNT): lambda row: row[2].requests,
+            ShownColumn("from", units.PERCENT): lambda row: row[2].share_low,
+            ShownColumn("to", units.PERCENT): lambda row: row[2].share_high,
+        },
         title="SLOs of each class" if by_user else NOT_SET,
-        columns=[
-            ShownColumn("class"),
-            ShownColumn("percentile"),
-            ShownColumn("SLO", status=True),
-            ShownColumn("actual", MS),
-            ShownColumn("target", MS),
-            ShownColumn("within", COUNT),
-            ShownColumn("requests", COUNT),
-            ShownColumn("from", PERCENT),
-            ShownColumn("to", PERCENT),
-        ],
-        rows=[
-            [qos, percentile, _KEPT[slo.met], slo.actual_ms, slo.target_ms, slo.within,
-             slo.requests, slo.share_low, slo.share_high]
-            for qos, percentile, slo in slo_rows(run)
-        ],
         caption="From and to: the 95 % interval of the share of all requests within the target.",
-    )  # fmt: skip
+    )
 
 
 # --- the passport ----------------------------------------------------------------------------
 
 
 def rule_table(passport: Passport) -> Table:
-    return Table(
+    return Table.of(
+        passport.rules,
+        {
+            ShownColumn("rule"): lambda row: f"{row.rule} {row.name}",
+            ShownColumn("status", status=True): lambda row: row.status,
+            ShownColumn("finding"): lambda row: row.message,
+        },
         title="What each rule found",
-        columns=[ShownColumn("rule"), ShownColumn("status", status=True), ShownColumn("finding")],
-        rows=[[f"{row.rule} {row.name}", row.status, row.message] for row in passport.rules],
     )
 
 
 def passport_section(run: PublishedRun) -> ViewSection:
     """What each rule found, and the thresholds that the user changed."""
-    rules = rule_table(run.passport)
     changed = FactList(
         title="Thresholds that were changed (value, default)",
         rows=[(name, as_text(value)) for name, value in run.passport.changed_thresholds.items()],
     )
     return ViewSection(
         title="Passport",
-        parts=[*([rules] if rules.rows else []), *([changed] if changed.rows else [])],
+        parts=present(rule_table(run.passport), changed),
         absent="The document has no passport: it was not judged.",
         terminal=False,
     )

@@ -11,24 +11,10 @@ from kv_cache.metrics.slo import Slo, SloMeasure, parse_slos
 from kv_cache.result.paths import number_at
 from kv_cache.result.published import PublishedRun, WindowFacts
 from kv_cache.result.run import MisshapenError
-from kv_cache.view.parts import (
-    COUNT,
-    GIB_PER_S,
-    MS,
-    PER_S,
-    PERCENT,
-    Band,
-    DisplayUnit,
-    Figure,
-    Level,
-    Line,
-    PlotPoint,
-    S,
-    Scale,
-    ShownColumn,
-)
+from kv_cache.view import units
+from kv_cache.view.parts import Band, Figure, Level, Line, PlotPoint, Scale, ShownColumn
 
-TIME = ShownColumn("time since the run began", S)
+TIME = ShownColumn("time since the run began", units.S)
 SHORTEST = 0.25
 """Of the usual length: in a shorter window one request more or less is a high rate."""
 _PERCENTILES = ("p95", "p50", "p99")
@@ -131,7 +117,7 @@ def _throughput(every: Windows) -> Iterator[Figure | None]:
     for tier in reversed(Tier):  # storage is what is measured
         lines = [every.line(kind, every.rate(moved_bytes(tier.label, kind))) for kind in _SIDES]
         yield every.figure(
-            f"Throughput of the {tier.label} tier", ShownColumn("moved", GIB_PER_S), lines,
+            f"Throughput of the {tier.label} tier", ShownColumn("moved", units.GIB_PER_S), lines,
             detail=tier is not Tier.NVME,
         )  # fmt: skip
 
@@ -144,7 +130,7 @@ def _storage_latency(every: Windows) -> Iterator[Figure | None]:
     for kind in _SIDES:
         lines = [every.line(name, _side_percentile(kind, name)) for name in _PERCENTILES]
         yield every.figure(
-            f"Time of one storage {kind}", ShownColumn("time", MS), lines, log_y=True,
+            f"Time of one storage {kind}", ShownColumn("time", units.MS), lines, log_y=True,
             caption="Inside the storage's calls: percentiles of each window.",
         )  # fmt: skip
 
@@ -157,7 +143,7 @@ def _class_latency(run: PublishedRun, every: Windows) -> Iterator[Figure | None]
         limits = [level for qos, level in levels.items() if qos in shown]
         response = measure == "response"
         yield every.figure(
-            f"{title} p95 of each class", ShownColumn("time", MS), lines, log_y=True,
+            f"{title} p95 of each class", ShownColumn("time", units.MS), lines, log_y=True,
             levels=limits if response else (), detail=not response,
             caption="Dashed: the p95 target of each class." if limits and response else "",
         )  # fmt: skip
@@ -206,32 +192,41 @@ def _load(run: PublishedRun, every: Windows) -> Iterator[Figure | None]:
         ],
     )
     yield every.figure(
-        "Users", ShownColumn("users", COUNT), [users, decisions], steps=True, detail=not changing,
+        "Users",
+        ShownColumn("users", units.COUNT),
+        [users, decisions],
+        steps=True,
+        detail=not changing,
         caption=f"The autoscaler changed them {len(moves)} times." if moves else "",
-    )  # fmt: skip
+    )
     yield every.figure(
-        "Requests in service and waiting in the queue", ShownColumn("requests", COUNT),
+        "Requests in service and waiting in the queue", ShownColumn("requests", units.COUNT),
         [
             every.line("in service", lambda window: window.in_flight),
             every.line("waiting", lambda window: window.queued),
         ],
     )  # fmt: skip
     completed = every.line("completed", every.rate(lambda window: window.completed))
-    yield every.figure("Requests completed", ShownColumn("requests", PER_S), [completed],
+    yield every.figure("Requests completed", ShownColumn("requests", units.PER_S), [completed],
                        detail=True)  # fmt: skip
     tokens = every.line("output tokens", every.rate(lambda window: window.output_tokens))
-    yield every.figure("Output tokens", ShownColumn("tokens", DisplayUnit("tokens/s")), [tokens])
+    yield every.figure(
+        "Output tokens", ShownColumn("tokens", units.DisplayUnit("tokens/s")), [tokens]
+    )
 
 
 def _machine(every: Windows) -> Iterator[Figure | None]:
     busy = every.line("busy", lambda w: w.machine.device_utilisation if w.machine else None)
-    yield every.figure("Time in which the device had work", ShownColumn("busy", PERCENT), [busy],
-                       reach=1.0)  # fmt: skip
+    share = ShownColumn("busy", units.PERCENT)
+    yield every.figure("Time in which the device had work", share, [busy], reach=1.0)
     level = every.line("level", lambda w: w.saturation.level if w.saturation else None)
     yield every.figure(
-        "Saturation: above 1 a signal is over its limit", ShownColumn("level", COUNT), [level],
-        levels=[Level(name="limit", y=1.0)], reach=1.2,
-    )  # fmt: skip
+        "Saturation: above 1 a signal is over its limit",
+        ShownColumn("level", units.COUNT),
+        [level],
+        levels=[Level(name="limit", y=1.0)],
+        reach=1.2,
+    )
 
 
 def windows_note(run: PublishedRun) -> str:
@@ -253,7 +248,7 @@ def windows_note(run: PublishedRun) -> str:
 
 # --- several results over each other ---------------------------------------------------------
 
-SINCE_MEASURED = ShownColumn("time since measuring began", S)
+SINCE_MEASURED = ShownColumn("time since measuring began", units.S)
 _MOST_STEPS = 600
 
 

@@ -1,9 +1,11 @@
 """A simulated cluster: its variants beside each other, the first run of each over time. Bars stand
 beside their numbers, so that nothing is told by a length or a colour alone."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
+
+from msgspec import to_builtins
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.schema import to_mapping
@@ -39,16 +41,14 @@ from kv_cache.result.simulation.measures import (
     TTFT,
     Measure,
 )
+from kv_cache.result.sweep import IntervalEnds
+from kv_cache.view import units
 from kv_cache.view.identity import origin_texts
 from kv_cache.view.machine import leaves, option_parts
 from kv_cache.view.parts import (
-    COUNT,
-    MS,
-    PERCENT,
     BarChart,
     BarRow,
     Cell,
-    DisplayUnit,
     FactList,
     Figure,
     KeyNumber,
@@ -56,18 +56,18 @@ from kv_cache.view.parts import (
     Line,
     Part,
     PlotPoint,
-    S,
     Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
+    present,
 )
 from kv_cache.view.traced import trace_text
 
-GIGABYTES = DisplayUnit("GB", 1e9)
+GIGABYTES = units.DisplayUnit("GB", 1e9)
 """Of links, whose rates are said in decimal units."""
-_AMOUNT = DisplayUnit("", 1e9)  # of a column whose table says that it is in GB
+_AMOUNT = units.DisplayUnit("", 1e9)  # of a column whose table says that it is in GB
 _LONGEST_NAME = 34
 _MOST_LINES = 8
 _MOST_POINTS, _MOST_RATES = 400, 80
@@ -153,14 +153,13 @@ def _by_measure(facts: SimFacts) -> list[Part]:
     """None where one reason holds for all of them."""
     if facts.verdict.no_order is not None:
         return []
-    rows: list[list[Cell]] = [[each.message] for each in facts.verdict.measures.values()]
-    columns = [ShownColumn("what the seeds say")]
-    return [Table(columns=columns, rows=rows, detail=True)] if rows else []
+    rows = [[each.message] for each in facts.verdict.measures.values()]
+    return present(Table(columns=[ShownColumn("what the seeds say")], rows=rows, detail=True))
 
 
 def _not_modelled(facts: SimFacts) -> list[Part]:
-    rows: list[list[Cell]] = [[text] for text in facts.not_modelled]
-    return [Table(columns=[ShownColumn("what is left out")], rows=rows)] if rows else []
+    rows = [[text] for text in facts.not_modelled]
+    return present(Table(columns=[ShownColumn("what is left out")], rows=rows))
 
 
 def _varied(facts: SimFacts) -> list[Part]:
@@ -183,18 +182,18 @@ def _label(variant: SimVariant) -> str:
 
 
 def _column(measure: Measure) -> ShownColumn:
-    units = {"ms": MS, "%": PERCENT}
-    return ShownColumn(measure.label, units.get(measure.unit, DisplayUnit(measure.unit)))
+    unit = {"ms": units.MS, "%": units.PERCENT}.get(measure.unit)
+    return ShownColumn(measure.label, unit or units.DisplayUnit(measure.unit))
 
 
 def _text(variant: SimVariant, measure: Measure) -> str:
     """The mean with half of its interval."""
     row = variant.numbers.get(measure.path)
-    if row is None:
-        return MISSING
-    ends = row.interval
-    interval = None if ends is None else {"low": ends.low, "high": ends.high}
-    return measure.with_reach({"mean": row.mean, "interval": interval})
+    return MISSING if row is None else measure.with_reach(to_builtins(row))
+
+
+def _mean_of(path: str) -> Callable[[SimVariant], Cell]:
+    return lambda variant: variant.mean(path)
 
 
 def _counted(variant: SimVariant, path: str) -> float:
@@ -202,10 +201,9 @@ def _counted(variant: SimVariant, path: str) -> float:
     return variant.mean(path) or 0.0
 
 
-def _ends(variant: SimVariant, path: str) -> tuple[float | None, float | None]:
+def _interval(variant: SimVariant, path: str) -> IntervalEnds | None:
     row = variant.numbers.get(path)
-    ends = None if row is None else row.interval
-    return (None, None) if ends is None else (ends.low, ends.high)
+    return None if row is None else row.interval
 
 
 def _headline(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
@@ -234,7 +232,7 @@ def _beside(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
         _bars(variants, GOODPUT),
         _bars(variants, TOKEN_RATE),
         _stacked(
-            variants, "Block hits by tier", ShownColumn("of blocks looked up", PERCENT),
+            variants, "Block hits by tier", ShownColumn("of blocks looked up", units.PERCENT),
             "blocks.hit_ratios", CEILING,
             "The ceiling is what a cache without limits or delays would have: blocks that anyone "
             "asked for before, as a prefix.",
@@ -250,18 +248,15 @@ def _bars(
     variants: Sequence[SimVariant], measure: Measure, marks: Sequence[Measure] = ()
 ) -> BarChart:
     """A bar for each variant with its interval, and a mark at each of `marks`."""
-    rows = []
-    for variant in variants:
-        low, high = _ends(variant, measure.path)
-        rows.append(
-            BarRow(
-                name=_label(variant),
-                parts=[_counted(variant, measure.path)],
-                marks=[variant.mean(mark.path) for mark in marks],
-                low=low,
-                high=high,
-            )
+    rows = [
+        BarRow(
+            name=_label(variant),
+            parts=[_counted(variant, measure.path)],
+            marks=[variant.mean(mark.path) for mark in marks],
+            interval=_interval(variant, measure.path),
         )
+        for variant in variants
+    ]
     column = _column(measure)
     return BarChart(
         title=f"{measure.label[:1].upper()}{measure.label[1:]}", x=column, parts=[measure.label],
@@ -301,16 +296,16 @@ def _over_option(facts: SimFacts, variants: Sequence[SimVariant]) -> Iterator[Fi
         return
     ranked = sorted(zip(known, variants, strict=True), key=lambda pair: pair[0])
     for title, unit, measures, log in (
-        ("Time to first token", MS, TTFT, True),
-        ("Block hits and their ceiling", PERCENT, (HIT_RATIO, CEILING), False),
-        ("Requests a second", DisplayUnit("requests/s"), (FINISHED_RATE, GOODPUT), False),
+        ("Time to first token", units.MS, TTFT, True),
+        ("Block hits and their ceiling", units.PERCENT, (HIT_RATIO, CEILING), False),
+        ("Requests a second", units.DisplayUnit("requests/s"), (FINISHED_RATE, GOODPUT), False),
     ):
         lines = [
             Line(name=measure.label, points=list(_points(ranked, measure))) for measure in measures
         ]
         figure = Figure(
             title=title,
-            x=ShownColumn(facts.varied[0], COUNT),
+            x=ShownColumn(facts.varied[0], units.COUNT),
             y=ShownColumn("mean of seeds", unit),
             lines=lines,
             log_y=log,
@@ -332,8 +327,7 @@ def _points(ranked: Sequence[tuple[float, SimVariant]], measure: Measure) -> Ite
     for place, variant in ranked:
         mean = variant.mean(measure.path)
         if mean is not None:
-            low, high = _ends(variant, measure.path)
-            yield PlotPoint(x=place, y=mean, low=low, high=high)
+            yield PlotPoint(x=place, y=mean, interval=_interval(variant, measure.path))
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -351,22 +345,24 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
     ]
     latencies = Table(
         title="Latency",
-        columns=[ShownColumn("latency, ms"), *(ShownColumn(name, COUNT) for name in short)],
+        columns=[ShownColumn("latency, ms"), *(ShownColumn(name, units.COUNT) for name in short)],
         rows=[[_label(v), *(_text(v, measure) for measure in LATENCIES)] for v in variants],
         caption="A mean over seeds with half of its 95 % interval."
         if _has_intervals(variants)
         else "",
     )
     every = dict.fromkeys(path for variant in variants for path in variant.numbers)
-    all_numbers = Table(
+    all_numbers = Table.of(
+        every,
+        {
+            ShownColumn("mean over seeds, in the unit that its name says"): lambda path: path,
+            **{ShownColumn(_label(variant), units.COUNT): variant.mean for variant in variants},
+        },
         title="Every number of every variant",
-        columns=[ShownColumn("mean over seeds, in the unit that its name says"),
-                 *(ShownColumn(_label(variant), COUNT) for variant in variants)],
-        rows=[[path, *(variant.mean(path) for variant in variants)] for path in every],
         detail=True,
-    )  # fmt: skip
-    lost = [*_lost(variants)]
-    return [latencies, _service(variants), *([FactList(rows=lost)] if lost else []), all_numbers]
+    )
+    lost = FactList(rows=list(_lost(variants)))
+    return present(latencies, _service(variants), lost, all_numbers)
 
 
 def _has_intervals(variants: Sequence[SimVariant]) -> bool:
@@ -380,16 +376,33 @@ def _service(variants: Sequence[SimVariant]) -> Table:
         "req/s": FINISHED_RATE, "tokens/s": TOKEN_RATE, "good/s": GOODPUT, "good %": GOOD_SHARE,
         "busy %": BUSY, "active %": ACTIVE, "skew": SKEW,
     }  # fmt: skip
-    rows: list[list[Cell]] = [
-        [
-            _label(v),
-            *(_counted(v, f"requests.{name}") for name in counts),
-            *(_text(v, measure) for measure in rates.values()),
-        ]
-        for v in variants
-    ]
-    columns = [ShownColumn("requests"), *(ShownColumn(name, COUNT) for name in (*counts, *rates))]
-    return Table(title="Requests and instances", columns=columns, rows=rows)
+    return Table.of(
+        variants,
+        {
+            ShownColumn("requests"): _label,
+            **_counts("requests", counts),
+            **_measured(rates),
+        },
+        title="Requests and instances",
+    )
+
+
+Cells = dict[ShownColumn, Callable[[SimVariant], Cell]]
+"""Columns with how their cells are read from a variant."""
+
+
+def _measured(measures: Mapping[str, Measure]) -> Cells:
+    return {
+        ShownColumn(name, units.COUNT): partial(_text, measure=measure)
+        for name, measure in measures.items()
+    }
+
+
+def _counts(path: str, names: Iterable[str]) -> Cells:
+    return {
+        ShownColumn(name.replace("_", " "), units.COUNT): partial(_counted, path=f"{path}.{name}")
+        for name in names
+    }
 
 
 def _lost(variants: Sequence[SimVariant]) -> Iterator[Fact]:
@@ -413,34 +426,35 @@ _OF_A_TIER = (
 def _caches(variants: Sequence[SimVariant]) -> list[Part]:
     if not variants:
         return []
-    tiers = names_below(variants, "blocks.hit_ratios")
-    measures = [Measure(path=f"blocks.hit_ratios.{tier}", label=tier, unit="%", scale=100)
-                for tier in tiers]  # fmt: skip
-    hits = Table(
+    tiers = {
+        tier: Measure(path=f"blocks.hit_ratios.{tier}", label=tier, unit="%", scale=100)
+        for tier in names_below(variants, "blocks.hit_ratios")
+    }
+    hits = Table.of(
+        variants,
+        {
+            ShownColumn("block hits, %"): _label,
+            **_measured({**tiers, "all": HIT_RATIO, "ceiling": CEILING}),
+            **_counts("blocks", ("looked_up", "recomputed")),
+        },
         title="Block hits",
-        columns=[ShownColumn("block hits, %"),
-                 *(ShownColumn(name, COUNT)
-                   for name in (*tiers, "all", "ceiling", "looked up", "recomputed"))],
-        rows=[
-            [
-                _label(v),
-                *(_text(v, measure) for measure in (*measures, HIT_RATIO, CEILING)),
-                *(_counted(v, f"blocks.{name}") for name in ("looked_up", "recomputed")),
-            ]
-            for v in variants
-        ],
-    )  # fmt: skip
-    lookups = Table(
+    )
+    lookups = Table.of(
+        variants,
+        {
+            ShownColumn("variant"): _label,
+            **{
+                ShownColumn(name.replace("_", " "), units.COUNT): _mean_of(f"blocks.{name}")
+                for name in _LOOKUPS
+            },
+        },
         title="Blocks of prompts, at the first admission",
-        columns=[ShownColumn("variant"),
-                 *(ShownColumn(name.replace("_", " "), COUNT) for name in _LOOKUPS)],
-        rows=[[_label(v), *(v.mean(f"blocks.{name}") for name in _LOOKUPS)] for v in variants],
         detail=True,
-    )  # fmt: skip
+    )
     of_tiers = Table(
         title="Tiers, in blocks",
         columns=[ShownColumn("variant"), ShownColumn("tier"),
-                 *(ShownColumn(name.replace("_", " "), COUNT) for name in _OF_A_TIER)],
+                 *(ShownColumn(name.replace("_", " "), units.COUNT) for name in _OF_A_TIER)],
         rows=[
             [_label(v), tier, *(v.mean(f"tiers.{tier}.{name}") for name in _OF_A_TIER)]
             for v in variants
@@ -472,13 +486,11 @@ def _moved(variants: Sequence[SimVariant]) -> list[Part]:
     columns = [
         ShownColumn("moved, GB"), ShownColumn("over"),
         *(ShownColumn(name, _AMOUNT) for name in (*causes, "all")),
-        ShownColumn("busy %", COUNT), ShownColumn("busiest %", COUNT),
-        ShownColumn("transfers", COUNT), ShownColumn("links", COUNT),
+        ShownColumn("busy %", units.COUNT), ShownColumn("busiest %", units.COUNT),
+        ShownColumn("transfers", units.COUNT), ShownColumn("links", units.COUNT),
     ]  # fmt: skip
     caption = "GB are 10⁹ bytes. A byte that crosses three links is told at each of them."
-    return (
-        [Table(title="Bytes by cause", columns=columns, rows=rows, caption=caption)] if rows else []
-    )
+    return present(Table(title="Bytes by cause", columns=columns, rows=rows, caption=caption))
 
 
 def _uses_of(link: str) -> list[Measure]:
@@ -492,7 +504,7 @@ def _uses_of(link: str) -> list[Measure]:
 # --- over time -------------------------------------------------------------------------------
 
 _WHERE = ("waiting", "prefilling", "transferring", "decoding")
-_VIRTUAL = ShownColumn("virtual time", S)
+_VIRTUAL = ShownColumn("virtual time", units.S)
 
 Track = tuple[str, Sequence[float | None]]
 OnGrid = Callable[[SimRun, str, Sequence[float]], list[float | None]]
@@ -530,7 +542,7 @@ def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
         _timed("HBM in use", "blocks", grid, each("hbm_blocks", levels_on, grid), note,
                detail=True),
     ]  # fmt: skip
-    return [figure for figure in figures_over_time if any(figure.points())]
+    return present(*figures_over_time)
 
 
 def _timed(
@@ -544,15 +556,10 @@ def _timed(
 ) -> Figure:
     """Without lines that are never above 0."""
     lines = [
-        Line(
-            name=name,
-            points=[PlotPoint(x=x, y=y) for x, y in zip(grid, ys, strict=True) if y is not None],
-        )
-        for name, ys in tracks
-        if any(y for y in ys)
+        Line.through(name, zip(grid, ys, strict=True)) for name, ys in tracks if any(y for y in ys)
     ]
     return Figure(
-        title=title, x=_VIRTUAL, y=ShownColumn(title.lower(), DisplayUnit(unit)), lines=lines,
+        title=title, x=_VIRTUAL, y=ShownColumn(title.lower(), units.DisplayUnit(unit)), lines=lines,
         scale=Scale.TIME, caption=caption, axis=grid, detail=detail,
     )  # fmt: skip
 
@@ -572,8 +579,8 @@ def _instances(variants: Sequence[SimVariant]) -> list[Part]:
     heads = ("instances", "with a request", "requests", "skew")
     columns = [
         ShownColumn("variant"), ShownColumn("role"),
-        *(ShownColumn(head, COUNT) for head in heads),
-        ShownColumn("busy", PERCENT), ShownColumn("busiest", PERCENT),
+        *(ShownColumn(head, units.COUNT) for head in heads),
+        ShownColumn("busy", units.PERCENT), ShownColumn("busiest", units.PERCENT),
     ]  # fmt: skip
     caption = (
         "Skew is the most requests of one instance over the mean of its role; from "
@@ -616,8 +623,8 @@ def _each_instance(variant: SimVariant) -> Iterator[Table]:
         title=f"Instances of {_label(variant)}: {which}",
         columns=[
             ShownColumn("instance"), ShownColumn("group"), ShownColumn("role"),
-            *(ShownColumn(name.replace("_", " "), COUNT) for name in _OF_AN_INSTANCE),
-            ShownColumn("busy", PERCENT),
+            *(ShownColumn(name.replace("_", " "), units.COUNT) for name in _OF_AN_INSTANCE),
+            ShownColumn("busy", units.PERCENT),
         ],
         rows=rows,
         detail=True,
@@ -628,16 +635,19 @@ def _events(variants: Sequence[SimVariant]) -> list[Part]:
     if not variants:
         return []
     checks = names_below(variants, "checks")
-    laws = Table(
+    laws = Table.of(
+        variants,
+        {
+            ShownColumn("variant"): _label,
+            ShownColumn("events", units.COUNT): _mean_of("events"),
+            **{
+                ShownColumn(f"checked: {law}", units.COUNT): _mean_of(f"checks.{law}")
+                for law in checks
+            },
+        },
         title="Events of the loop, and how often each law was checked",
-        columns=[ShownColumn("variant"), ShownColumn("events", COUNT),
-                 *(ShownColumn(f"checked: {law}", COUNT) for law in checks)],
-        rows=[
-            [_label(v), v.mean("events"), *(v.mean(f"checks.{law}") for law in checks)]
-            for v in variants
-        ],
         detail=True,
-    )  # fmt: skip
+    )
     logged = [(v, run.seed, run.event_log) for v in variants for run in v.runs if run.event_log]
     kinds = list(dict.fromkeys(kind for _, _, log in logged for kind in log))
     if not kinds:
@@ -645,7 +655,7 @@ def _events(variants: Sequence[SimVariant]) -> list[Part]:
     log = Table(
         title="Events in the log by kind",
         columns=[ShownColumn("variant"), ShownColumn("seed"),
-                 *(ShownColumn(kind, COUNT) for kind in kinds)],
+                 *(ShownColumn(kind, units.COUNT) for kind in kinds)],
         rows=[
             [_label(v), f"{seed}", *(counts.get(kind) for kind in kinds)]
             for v, seed, counts in logged

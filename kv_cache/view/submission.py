@@ -2,7 +2,8 @@
 ranks agree, and what each rule found."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from kv_cache.result.metrics import Json
 from kv_cache.result.run import converted
@@ -14,36 +15,34 @@ from kv_cache.result.submission import (
     RuleFinding,
     TreeFacts,
 )
+from kv_cache.view import units
+from kv_cache.view.latency import PERCENTILE_AXIS
 from kv_cache.view.parts import (
-    COUNT,
-    MS,
-    PERCENT,
     BarChart,
     BarRow,
-    Cell,
-    DisplayUnit,
     Figure,
     Line,
-    PlotPoint,
     Remarks,
     Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
+    interval_columns,
+    present,
 )
 
 _MOST = 8  # reasons of one option, or looks of one rule
-_GIB = DisplayUnit("GiB/s")
+_GIB = units.DisplayUnit("GiB/s")
 """Of the launcher's keys, which hold GiB/s and call them `_gbps`."""
-_TOKENS = DisplayUnit("tok/s")
+_TOKENS = units.DisplayUnit("tok/s")
 
 _RULES_COLUMNS = {
     "aggregated_read_bandwidth_gbps": ShownColumn("storage read", _GIB),
     "aggregated_write_bandwidth_gbps": ShownColumn("storage write", _GIB),
     "aggregated_storage_throughput_tokens_per_sec": ShownColumn("storage throughput", _TOKENS),
-    "aggregated_device_read_p95_ms": ShownColumn("device read P95, worst rank", MS),
-    "aggregated_device_write_p95_ms": ShownColumn("device write P95, worst rank", MS),
+    "aggregated_device_read_p95_ms": ShownColumn("device read P95, worst rank", units.MS),
+    "aggregated_device_write_p95_ms": ShownColumn("device write P95, worst rank", units.MS),
 }
 _SPREAD_COLUMNS = {
     "read_bandwidth_gbps": ShownColumn("storage read", _GIB),
@@ -181,21 +180,20 @@ def _named(option: OptionSummary) -> str:
     return f"{option.option} {option.name or 'of no known name'}"
 
 
+def _by_rule(option: OptionSummary, name: str) -> float | None:
+    return option.by_the_rules.get(name)
+
+
 def _by_the_rules(facts: TreeFacts) -> Table:
-    return Table(
-        columns=[
-            ShownColumn("option"),
-            ShownColumn("found", status=True),
-            *_RULES_COLUMNS.values(),
-        ],
-        rows=[
-            [
-                _named(option),
-                "complete" if option.valid else "invalid",
-                *(option.by_the_rules.get(name) for name in _RULES_COLUMNS),
-            ]
-            for option in _options(facts)
-        ],
+    return Table.of(
+        _options(facts),
+        {
+            ShownColumn("option"): _named,
+            ShownColumn("found", status=True): lambda option: (
+                "complete" if option.valid else "invalid"
+            ),
+            **{column: partial(_by_rule, name=name) for name, column in _RULES_COLUMNS.items()},
+        },
         caption="Bandwidths and tokens/s: added over ranks, the mean of trials.",
     )
 
@@ -205,46 +203,36 @@ def _beside_the_rules(facts: TreeFacts) -> Iterator[ViewSection]:
     valid = _valid(facts)
     if not valid:
         return
-    spread = Table(
-        columns=[
-            *(ShownColumn("option"), ShownColumn("number")),
-            *(ShownColumn(name, COUNT) for name in ("median", "from", "to")),
-            ShownColumn("CV", PERCENT),
-        ],
-        rows=[_spread_row(option, name) for option in valid for name in option.spread],
+    spread = Table.of(
+        [(option, name, row) for option in valid for name, row in option.spread.items()],
+        {
+            ShownColumn("option"): lambda each: str(each[0].option),
+            ShownColumn("number"): lambda each: _SPREAD_COLUMNS[each[1]].heading,
+            ShownColumn("median", units.COUNT): lambda each: each[2].median,
+            **interval_columns(units.COUNT, lambda each: each[2].interval),
+            ShownColumn("CV", units.PERCENT): lambda each: each[2].coefficient_of_variation,
+        },
         caption="Of the trials' sums; from and to: the 95 % interval of their mean.",
     )
     yield ViewSection(title="How far the trials agree", parts=[spread])
-    pooled = Table(
-        columns=[
-            *(ShownColumn("option"), ShownColumn("time"), ShownColumn("samples", COUNT)),
-            *(ShownColumn(f"p{percent:g}", MS) for percent in _PERCENTILES.values()),
-            ShownColumn("max", MS),
-        ],
-        rows=[
-            [str(option.option), _POOLED_NAMES[name], times.count, *_percentiles(times), times.max]
-            for option in valid
-            for name, times in _pooled(option)
-        ],
+    pooled = Table.of(
+        [(option, *each) for option in valid for each in _pooled(option)],
+        {
+            ShownColumn("option"): lambda each: str(each[0].option),
+            ShownColumn("time"): lambda each: _POOLED_NAMES[each[1]],
+            ShownColumn("samples", units.COUNT): lambda each: each[2].count,
+            **{
+                ShownColumn(f"p{percent:g}", units.MS): _percentile(name)
+                for name, percent in _PERCENTILES.items()
+            },
+            ShownColumn("max", units.MS): lambda each: each[2].max,
+        },
     )
     curves = [_percentile_figure(valid, name) for name in _POOLED_NAMES]
     yield ViewSection(
         title="All samples of all ranks",
-        parts=[pooled, *(figure for figure in curves if any(figure.points()))],
+        parts=[pooled, *present(*curves)],
     )
-
-
-def _spread_row(option: OptionSummary, name: str) -> list[Cell]:
-    numbers = option.spread[name]
-    ends = numbers.interval
-    return [
-        str(option.option),
-        _SPREAD_COLUMNS[name].heading,
-        numbers.median,
-        None if ends is None else ends.low,
-        None if ends is None else ends.high,
-        numbers.coefficient_of_variation,
-    ]
 
 
 def _pooled(option: OptionSummary) -> Iterator[tuple[str, PooledTimes]]:
@@ -254,8 +242,8 @@ def _pooled(option: OptionSummary) -> Iterator[tuple[str, PooledTimes]]:
             yield name, times
 
 
-def _percentiles(times: PooledTimes) -> list[float | None]:
-    return [getattr(times, name) for name in _PERCENTILES]
+def _percentile(name: str) -> Callable[[tuple[object, object, PooledTimes]], float | None]:
+    return lambda each: getattr(each[2], name)
 
 
 def _rules(facts: TreeFacts) -> Iterator[ViewSection]:
@@ -263,16 +251,16 @@ def _rules(facts: TreeFacts) -> Iterator[ViewSection]:
     if not facts.rules:
         return
     ranked = sorted(facts.rules, key=lambda finding: _rank(finding.status))
-    rows: list[list[Cell]] = [
-        [finding.rule, finding.section, finding.status, text]
-        for finding in ranked
-        for text in _look_texts(finding)
-    ]
-    columns = [
-        *(ShownColumn("rule"), ShownColumn("section"), ShownColumn("status", status=True)),
-        ShownColumn("finding"),
-    ]
-    yield ViewSection(title="Rules", parts=[Table(columns=columns, rows=rows)])
+    table = Table.of(
+        [(finding, text) for finding in ranked for text in _look_texts(finding)],
+        {
+            ShownColumn("rule"): lambda each: each[0].rule,
+            ShownColumn("section"): lambda each: each[0].section,
+            ShownColumn("status", status=True): lambda each: each[0].status,
+            ShownColumn("finding"): lambda each: each[1],
+        },
+    )
+    yield ViewSection(title="Rules", parts=[table])
 
 
 def _rank(status: str) -> int:
@@ -322,13 +310,11 @@ def _bars(valid: Sequence[OptionSummary], title: str, names: Sequence[str]) -> B
 
 def _bar(option: OptionSummary, name: str, *, several: bool) -> BarRow:
     numbers = option.spread[name]
-    ends = numbers.interval
     what = f", {_SPREAD_COLUMNS[name].title}" if several else ""
     return BarRow(
         name=f"option {option.option}{what}",
         parts=(numbers.mean,),
-        low=None if ends is None else ends.low,
-        high=None if ends is None else ends.high,
+        interval=numbers.interval,
     )
 
 
@@ -336,17 +322,11 @@ def _over_trials(valid: Sequence[OptionSummary], name: str) -> Figure:
     column = _SPREAD_COLUMNS[name]
     return Figure(
         title=f"{column.title.capitalize()} of each trial",
-        x=ShownColumn("trial", COUNT),
+        x=ShownColumn("trial", units.COUNT),
         y=column,
         whole=True,
         lines=[
-            Line(
-                name=f"option {option.option}",
-                points=[
-                    PlotPoint(x=trial, y=value)
-                    for trial, value in enumerate(option.spread[name].values)
-                ],
-            )
+            Line.through(f"option {option.option}", enumerate(option.spread[name].values))
             for option in valid
             if name in option.spread
         ],
@@ -354,17 +334,19 @@ def _over_trials(valid: Sequence[OptionSummary], name: str) -> Figure:
 
 
 def _percentile_figure(valid: Sequence[OptionSummary], name: str) -> Figure:
-    lines = []
-    for option in valid:
-        times = option.pooled_ms.get(name)
-        if times is not None:
-            values = zip(_PERCENTILES.values(), _percentiles(times), strict=True)
-            points = [PlotPoint(x=percent, y=ms) for percent, ms in values if ms is not None]
-            lines.append(Line(name=f"option {option.option}", points=points))
+    pooled = [(option, option.pooled_ms.get(name)) for option in valid]
+    lines = [
+        Line.through(
+            f"option {option.option}",
+            [(percent, getattr(times, each)) for each, percent in _PERCENTILES.items()],
+        )
+        for option, times in pooled
+        if times is not None
+    ]
     return Figure(
         title=f"{_POOLED_NAMES[name].capitalize()}, all samples",
-        x=ShownColumn("percentile (share of values below)", COUNT),
-        y=ShownColumn("time", MS),
+        x=PERCENTILE_AXIS,
+        y=ShownColumn("time", units.MS),
         lines=lines,
         scale=Scale.PERCENTILE,
         log_y=True,

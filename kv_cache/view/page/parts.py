@@ -199,50 +199,15 @@ def _card(number: KeyNumber) -> Html:
 
 # --- small pictures in tables ----------------------------------------------------------------
 
-_WIDTH, _HEIGHT = 120.0, 14.0
+NARROW, HIGH = 120.0, 14.0
 
 
 def share_bar(share: float) -> Html:
     """A share of one as a bar; the number stands beside it."""
-    width = _WIDTH * min(1.0, max(0.0, share))
+    width = NARROW * min(1.0, max(0.0, share))
     return tag(
         "svg",
-        _svg("rect", x=0, y=2, width=_WIDTH, height=10, class_="track"),
-        _svg("rect", x=0, y=2, width=f"{width:.1f}", height=10, class_="fill"),
-        viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}", class_="bar", aria_hidden="true",
+        tag("rect", x=0, y=2, width=NARROW, height=10, class_="track"),
+        tag("rect", x=0, y=2, width=f"{width:.1f}", height=10, class_="fill"),
+        viewBox=f"0 0 {NARROW:g} {HIGH:g}", class_="bar", aria_hidden="true",
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
-    """An interval and dots on a line from 0 to 1, with a mark at `middle`. What lies outside is
-    shown at its end."""
-
-    middle: float
-    low: float | None = None
-    high: float | None = None
-    dots: Sequence[float] = ()
-    kind: str = ""
-
-    def drawn(self) -> Html:
-        parts = [_line(self.middle, self.middle, "axis", 1, _HEIGHT - 1)]
-        if self.low is not None and self.high is not None:
-            parts.append(_line(self.low, self.high, f"interval {self.kind}", 7, 7))
-        parts += [
-            _svg("circle", cx=f"{_at(dot):.1f}", cy=7, r=3, class_=f"dot {self.kind}")
-            for dot in self.dots
-        ]
-        return tag("svg", *parts, viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}", class_="bar",
-                   aria_hidden="true")  # fmt: skip
-
-
-def _at(place: float) -> float:
-    return 4 + (_WIDTH - 8) * min(1.0, max(0.0, place))
-
-
-def _line(start: float, end: float, kind: str, y1: float, y2: float) -> Html:
-    return _svg("line", x1=f"{_at(start):.1f}", x2=f"{_at(end):.1f}", y1=y1, y2=y2, class_=kind)
-
-
-def _svg(name: str, **attributes: object) -> Html:
-    return tag(name, **attributes)

@@ -4,12 +4,11 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from kv_cache.view.page.bars import bar_table
+from kv_cache.view.page.bars import bar_table, interval_table
 from kv_cache.view.page.charts import Book
 from kv_cache.view.page.diagram import diagram
 from kv_cache.view.page.parts import (
     Section,
-    Strip,
     badge,
     bullets,
     cards,
@@ -94,12 +93,8 @@ def _content(part: Part, section_title: str) -> Iterator[Html]:
                 yield tag("p", part.caption)
             moved = part.table()
             yield details(title, table(title, moved.headings, moved.cells(), words=3))
-        case BarChart():
-            yield bar_table(part)
-            if part.caption:
-                yield tag("p", part.caption)
-        case IntervalChart():
-            yield _intervals(title, part)
+        case BarChart() | IntervalChart():
+            yield bar_table(part) if isinstance(part, BarChart) else interval_table(title, part)
             if part.caption:
                 yield tag("p", part.caption)
         case Figure():
@@ -108,30 +103,3 @@ def _content(part: Part, section_title: str) -> Iterator[Html]:
 
 def _has_rules(texts: Sequence[str]) -> bool:
     return any(re.match(r"V\d+ ", text) for text in texts)
-
-
-def _intervals(title: str, part: IntervalChart) -> Html:
-    """A strip for each row: its values as dots, its interval as a bar."""
-    reach = part.reach
-
-    def at(difference: float) -> float:
-        return 0.5 + difference / (2 * reach)
-
-    rows = [
-        (
-            row.name,
-            row.text,
-            Strip(
-                middle=0.5,
-                kind=row.mark.rstrip("?") if row.mark in ("better", "worse") else "",
-                dots=[at(value) for value in row.values],
-                low=None if row.low is None else at(row.low),
-                high=None if row.high is None else at(row.high),
-            ).drawn(),
-            *((badge(row.mark),) if any(each.mark for each in part.rows) else ()),
-        )
-        for row in part.rows
-    ]
-    axis = f"{part.axis}; ends {100 * reach:.0f} % to each side"
-    heads = ("", "value", axis, *(("finding",) if len(rows[0]) > 3 else ()))
-    return table(title, heads, rows, words=len(heads))

@@ -56,8 +56,8 @@ def _draw(axes: "Axes", chart: BarChart, rows: Sequence[BarRow]) -> None:
         )  # fmt: skip
         begins = [begin + length for begin, length in zip(begins, lengths, strict=True)]
     for place, row in enumerate(rows):
-        if row.low is not None and row.high is not None:
-            ends = [chart.x.shown(end) or 0.0 for end in (row.low, row.high)]
+        if row.interval is not None:
+            ends = [chart.x.shown(end) or 0.0 for end in (row.interval.low, row.interval.high)]
             axes.plot(ends, [place, place], "|-", color=BLACK, linewidth=1.2, zorder=4)
     for number, name in enumerate(chart.marks):
         marks = [(chart.x.shown(row.marks[number]), place) for place, row in enumerate(rows)]

@@ -47,14 +47,12 @@ def _draw(axes: "Axes", chart: IntervalChart) -> None:
 
 
 def _draw_row(axes: "Axes", place: int, row: IntervalRow, reach: float) -> None:
-    if row.low is not None and row.high is not None:
-        low, high = max(100 * row.low, -reach), min(100 * row.high, reach)
+    if row.interval is not None:
+        begin, end = 100 * row.interval.low, 100 * row.interval.high
+        low, high = max(begin, -reach), min(end, reach)
         axes.plot([low, high], [place, place], color=PALE, linewidth=7, solid_capstyle="butt",
                   zorder=2)  # fmt: skip
-        for at, cut, mark in (
-            (low, 100 * row.low < -reach, "<"),
-            (high, 100 * row.high > reach, ">"),
-        ):
+        for at, cut, mark in ((low, begin < -reach, "<"), (high, end > reach, ">")):
             if cut:
                 axes.plot(at, place, mark, color=GREY, markersize=5, clip_on=False, zorder=3)
     values = [100 * value for value in row.values]

@@ -67,7 +67,7 @@ def view_picture(view: View) -> Picture:
     if not pictures:
         raise NothingToDrawError("it has no numbers over an axis")
     figures = [part for part in pictures if isinstance(part, Figure)]
-    bars = any(point.low is not None for figure in figures for point in figure.points())
+    bars = any(point.interval is not None for figure in figures for point in figure.points())
     lines = [
         view.sentence,
         ", ".join(view.about),
@@ -220,13 +220,10 @@ def _draw_line(axes: "Axes", figure: Figure, line: Line, look: dict[str, Any]) -
         axes.plot(*zip(*path, strict=True), **{**look, "marker": ""}) if path else None
         usual = [(x, y) for x, y, p in zip(xs, ys, line.points, strict=True) if not p.mark]
         axes.plot(*zip(*usual, strict=True), **{**look, "linestyle": ""}) if usual else None
-    spans = [
-        (x, _shown(figure.y, max(0.0, point.low)), _shown(figure.y, point.high))
-        for x, point in zip(xs, line.points, strict=True)
-        if point.low is not None and point.high is not None
-    ]
-    for x, low, high in spans:
-        axes.plot([x, x], [low, high], color=GREY, linewidth=0.8, zorder=1.5)
+    for x, point in zip(xs, line.points, strict=True):
+        if (span := point.interval) is not None:
+            ends = [_shown(figure.y, max(0.0, span.low)), _shown(figure.y, span.high)]
+            axes.plot([x, x], ends, color=GREY, linewidth=0.8, zorder=1.5)
 
 
 def _draw_marks(
@@ -267,7 +264,7 @@ def _draw_bands(axes: "Axes", figure: Figure) -> None:
 
 def _scale(axes: "Axes", figure: Figure) -> None:
     ys = [_shown(figure.y, point.y) for point in figure.points()]
-    ends = [point.high for point in figure.points() if point.high is not None]
+    ends = [point.interval.high for point in figure.points() if point.interval is not None]
     ys += [_shown(figure.y, end) for end in ends if isfinite(end)]
     ys += [_shown(figure.y, level.y) for level in figure.levels]
     if figure.log_y:
