@@ -56,14 +56,10 @@ def _requests(run: PublishedRun) -> Iterator[Fact]:
         )
     ]
     ttft, response = done.ttft_ms, done.response_ms
-    yield (
-        "requests",
-        (
-            f"{figures(rates[0])}/s, {figures(rates[1])} tokens/s; "
-            f"TTFT p50 {ms_text(ttft, 'p50')} p95 {ms_text(ttft, 'p95')} ms; "
-            f"response p50 {ms_text(response, 'p50')} p95 {ms_text(response, 'p95')} ms"
-        ),
-    )
+    text = f"{figures(rates[0])}/s, {figures(rates[1])} tokens/s; "
+    text += f"TTFT p50 {ms_text(ttft, 'p50')} p95 {ms_text(ttft, 'p95')} ms; "
+    text += f"response p50 {ms_text(response, 'p50')} p95 {ms_text(response, 'p95')} ms"
+    yield "requests", text
 
 
 def _reuse(run: PublishedRun) -> Iterator[Fact]:
@@ -84,17 +80,13 @@ def _retrieval(run: PublishedRun) -> Iterator[Fact]:
     rag, reuse = run.workload, run.reuse
     if rag is None or rag.rag_documents is None or reuse is None:
         return
-    yield (
-        "rag",
-        (
-            f"{reuse.retrieved_requests} retrievals, {reuse.retrieved_hits} of "
-            f"{reuse.retrieved_looked_up} blocks were hits "
-            f"({units.PERCENT.measured(reuse.retrieved_hit_ratio)}, reuse {rag.rag_reuse}), "
-            f"{units.GIBIBYTES.measured(reuse.retrieved_loaded_bytes or 0)} "
-            f"loaded; {rag.rag_ingested_documents} of {rag.rag_documents} documents ingested "
-            f"before, {units.GIBIBYTES.measured(rag.rag_ingested_bytes or 0)}"
-        ),
-    )
+    loaded = units.GIBIBYTES.measured(reuse.retrieved_loaded_bytes or 0)
+    ingested = units.GIBIBYTES.measured(rag.rag_ingested_bytes or 0)
+    text = f"{reuse.retrieved_requests} retrievals, {reuse.retrieved_hits} of "
+    text += f"{reuse.retrieved_looked_up} blocks were hits "
+    text += f"({units.PERCENT.measured(reuse.retrieved_hit_ratio)}, reuse {rag.rag_reuse}), "
+    text += f"{loaded} loaded; {rag.rag_ingested_documents} of {rag.rag_documents} documents "
+    yield "rag", f"{text}ingested before, {ingested}"
 
 
 def _verified(run: PublishedRun) -> Iterator[Fact]:
@@ -102,13 +94,8 @@ def _verified(run: PublishedRun) -> Iterator[Fact]:
     if check is None or check.mode == "none":
         return
     wrong = sum(row.count for row in run.failed_operations if row.reason == "verification-failed")
-    yield (
-        "verified",
-        (
-            f"{check.objects:,} objects, {units.GIBIBYTES.measured(check.bytes)} by {check.mode}: "
-            f"{wrong} wrong"
-        ),
-    )
+    size = units.GIBIBYTES.measured(check.bytes)
+    yield "verified", f"{check.objects:,} objects, {size} by {check.mode}: {wrong} wrong"
 
 
 def _kernel(run: PublishedRun) -> Iterator[Fact]:
@@ -165,10 +152,5 @@ def _users(run: PublishedRun) -> Iterator[Fact]:
     path = " ".join(figures(row.users) for row in rows[-_MOST_DECISIONS:])
     more = max(0, len(rows) - _MOST_DECISIONS)
     path = f"{more} more, {path}" if more else path
-    yield (
-        "users",
-        (
-            f"{first} -> {figures(rows[-1].users)}, {settled}, by {len(rows)} decisions ({path}): "
-            f"{rows[-1].reason}"
-        ),
-    )
+    text = f"{first} -> {figures(rows[-1].users)}, {settled}, by {len(rows)} decisions ({path}): "
+    yield "users", f"{text}{rows[-1].reason}"

@@ -16,7 +16,7 @@ from kv_cache.result.comparison import LABELS
 from kv_cache.result.kinds import RUN
 from kv_cache.result.metrics import Json
 from kv_cache.result.published import RANKS
-from kv_cache.result.run import MisshapenError
+from kv_cache.result.run import MisshapenError, not_as_written
 from kv_cache.result.trials import SCHEMA as TRIALS
 from kv_cache.view.markdown import MARK as MARKDOWN_MARK
 from kv_cache.view.markdown import markdown as view_markdown
@@ -106,10 +106,7 @@ def _placed(source: Source, make: Callable[[], View]) -> View:
     try:
         return make()
     except MisshapenError as error:
-        raise UsageError(
-            f"{source.path}: {SECTION}.{error}; the file was cut or changed, so give an untouched "
-            "result"
-        ) from None
+        raise not_as_written(source.path, f"{SECTION}.{error}") from None
 
 
 FORMATS: Mapping[str, Format] = {

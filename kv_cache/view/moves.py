@@ -13,16 +13,16 @@ from kv_cache.core.units import human_bytes
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.result.published import OperationFacts, PublishedRun
 from kv_cache.view import units
-from kv_cache.view.latency import Curve, percentile_cells, percentile_figure
+from kv_cache.view.latency import percentile_cells, percentile_figure
 from kv_cache.view.parts import (
     Cell,
-    Figure,
     FlowArrow,
     FlowDiagram,
     Part,
     Remarks,
     ShownColumn,
     Table,
+    present,
 )
 
 TIERS = tuple(tier.label for tier in Tier)
@@ -59,7 +59,7 @@ def moves_parts(run: PublishedRun) -> list[Part]:
         _operations(window),
         Remarks(title="Causes", texts=meanings),
         *_sizes(run),
-        *_other_phases(run.operations),
+        *present(_other_phases(run.operations)),
     ]
 
 
@@ -188,17 +188,16 @@ def _sizes(run: PublishedRun) -> Iterator[Table]:
         ],
         caption=objects_text(run),
     )  # fmt: skip
-    yield Table(
+    yield Table.of(
+        [(kind, sizes, *each) for kind, sizes in rows.items() for each in sizes.powers_of_two],
+        {
+            ShownColumn("operation"): lambda row: row[0],
+            ShownColumn("from"): lambda row: human_bytes(row[2]),
+            ShownColumn("share", units.PERCENT, bar=True): lambda row: row[3] / row[1].objects,
+        },
         title="Objects from a size to below twice as much",
-        columns=[ShownColumn("operation"), ShownColumn("from"),
-                 ShownColumn("share", units.PERCENT, bar=True)],
-        rows=[
-            [kind, human_bytes(low), count / sizes.objects]
-            for kind, sizes in rows.items()
-            for low, count in sizes.powers_of_two
-        ],
         detail=True,
-    )  # fmt: skip
+    )
 
 
 def _size(nbytes: float | None) -> str:
@@ -214,47 +213,44 @@ def objects_text(run: PublishedRun) -> str:
     return ", ".join(texts)
 
 
-def _other_phases(rows: Sequence[OperationFacts]) -> Iterator[Table]:
+def _other_phases(rows: Sequence[OperationFacts]) -> Table:
     cells: list[list[Cell]] = [
         [phase.value, *key, sum(row.operations for row in group), _bytes(group)]
         for phase in Phase
         if phase is not Phase.MEASURE
         for key, group in _grouped(rows, phase).items()
     ]
-    if cells:
-        yield Table(
-            title="Outside the measured window",
-            columns=[
-                *map(ShownColumn, ("phase", "tier", "operation", "cause")),
-                ShownColumn("operations", units.COUNT),
-                ShownColumn("moved", units.GIBIBYTES),
-            ],
-            rows=cells,
-            detail=True,
-        )
+    return Table(
+        title="Outside the measured window",
+        columns=[
+            *map(ShownColumn, ("phase", "tier", "operation", "cause")),
+            ShownColumn("operations", units.COUNT),
+            ShownColumn("moved", units.GIBIBYTES),
+        ],
+        rows=cells,
+        detail=True,
+    )
 
 
 # --- latencies -------------------------------------------------------------------------------
 
 
-def tier_latencies(run: PublishedRun) -> list[Figure]:
+def tier_latencies(run: PublishedRun) -> list[Part]:
     """Percentiles of one operation on each tier, storage first."""
-    figures = []
-    for tier in reversed(TIERS):
-        curves: list[Curve] = []
-        for kind in (OpKind.READ, OpKind.WRITE):
-            curves += [
-                (f"{kind} whole", side_times(run, tier, kind, "total")),
-                (f"{kind} device", side_times(run, tier, kind, "device")),
-            ]
-        figures.append(
-            percentile_figure(
-                f"One operation on the {tier} tier",
-                curves,
-                "Whole: from the call of the tier to its answer. Device: inside the calls alone.",
-            )
+    caption = "Whole: from the call of the tier to its answer. Device: inside the calls alone."
+    figures = [
+        percentile_figure(
+            f"One operation on the {tier} tier",
+            [
+                (f"{kind} {words}", side_times(run, tier, kind, name))
+                for kind in (OpKind.READ, OpKind.WRITE)
+                for words, name in (("whole", "total"), ("device", "device"))
+            ],
+            caption,
         )
-    return [figure for figure in figures if figure is not None]
+        for tier in reversed(TIERS)
+    ]
+    return present(*figures)
 
 
 def side_times(run: PublishedRun, tier: str, kind: OpKind, name: str) -> Histogram:

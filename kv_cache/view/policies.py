@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kv_cache.result.published import BlockTally, PublishedRun
 from kv_cache.view import units
-from kv_cache.view.parts import Cell, ShownColumn, Table
+from kv_cache.view.parts import ShownColumn, Table
 
 _WRITE_ENDS = ("written", "failed", "no_room")
 _PREFETCH_ENDS = ("started", "useful", "late", "wasted", "failed", "no_room")
@@ -12,19 +12,16 @@ _PREFETCH_ENDS = ("started", "useful", "late", "wasted", "failed", "no_room")
 
 def policy_table(run: PublishedRun) -> Table:
     """A row for each outcome; no rows if all policies are the default."""
-    return Table(
-        columns=[
-            *map(ShownColumn, ("policy", "which", "outcome")),
-            ShownColumn("blocks", units.COUNT),
-            ShownColumn("bytes", units.GIBIBYTES),
-        ],
-        rows=list(_rows(run)),
+    return Table.of(
+        _tallies(run),
+        {
+            ShownColumn("policy"): lambda row: row[0],
+            ShownColumn("which"): lambda row: row[1],
+            ShownColumn("outcome"): lambda row: row[2],
+            ShownColumn("blocks", units.COUNT): lambda row: row[3].blocks,
+            ShownColumn("bytes", units.GIBIBYTES): lambda row: row[3].bytes,
+        },
     )
-
-
-def _rows(run: PublishedRun) -> Iterator[list[Cell]]:
-    for policy, which, outcome, tally in _tallies(run):
-        yield [policy, which, outcome, tally.blocks, tally.bytes]
 
 
 def _tallies(run: PublishedRun) -> Iterator[tuple[str, str, str, BlockTally]]:
@@ -95,10 +92,5 @@ def _prefetch(run: PublishedRun) -> Iterator[tuple[str, str]]:
     ends = {name: getattr(facts, name) for name in ("useful", "late", "wasted", "failed")}
     text = ", ".join(f"{tally.blocks if tally else 0} {name}" for name, tally in ends.items())
     size = units.GIBIBYTES.measured(facts.started.bytes)
-    yield (
-        "prefetch",
-        (
-            f"{facts.name}: {facts.started.blocks} blocks, {size}: {text}, "
-            f"{facts.unread_blocks} unread"
-        ),
-    )
+    started = f"{facts.name}: {facts.started.blocks} blocks, {size}"
+    yield "prefetch", f"{started}: {text}, {facts.unread_blocks} unread"

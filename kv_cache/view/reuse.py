@@ -59,8 +59,8 @@ def _offered(reuse: ReuseFacts) -> Iterator[Part]:
 
 
 def _hits(reuse: ReuseFacts) -> Iterator[Part]:
-    rows: list[list[Cell]] = [
-        [text, hits / looked_up, hits, looked_up]
+    rows = [
+        (text, hits, looked_up)
         for prefix, text in _KINDS.items()
         if (looked_up := getattr(reuse, f"{prefix}looked_up"))
         and (hits := getattr(reuse, f"{prefix}hits")) is not None
@@ -68,15 +68,15 @@ def _hits(reuse: ReuseFacts) -> Iterator[Part]:
     if not rows:
         yield Remarks(texts=["No block was looked up in the measured window."])
         return
-    yield Table(
+    yield Table.of(
+        rows,
+        {
+            ShownColumn("blocks of"): lambda row: row[0],
+            ShownColumn("hit ratio", units.PERCENT, bar=True): lambda row: row[1] / row[2],
+            ShownColumn("hits", units.COUNT): lambda row: row[1],
+            ShownColumn("looked up", units.COUNT): lambda row: row[2],
+        },
         title="Hits, of what was looked up",
-        columns=[
-            ShownColumn("blocks of"),
-            ShownColumn("hit ratio", units.PERCENT, bar=True),
-            ShownColumn("hits", units.COUNT),
-            ShownColumn("looked up", units.COUNT),
-        ],
-        rows=rows,
     )
 
 

@@ -8,7 +8,7 @@ import csv
 import io
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,8 +24,7 @@ from kv_cache.installing import install_hint
 from kv_cache.metrics.tracing import HISTOGRAMS
 from kv_cache.result.metrics import Json
 from kv_cache.result.paths import value_at
-from kv_cache.view.parts import View
-from kv_cache.view.sheet import rows, tables
+from kv_cache.view.parts import BarChart, Figure, FlowDiagram, IntervalChart, Table, View
 
 Cell = str | int | float | bool | None
 
@@ -391,6 +390,28 @@ def view_workbook(view: View, runs: Sequence[Json]) -> bytes:
     UsageError where XlsxWriter is missing."""
     every = [*(sheets(runs) if runs else []), *_view_sheets(view)]
     return written(every, _created(runs) if runs else _EARLIEST)
+
+
+def tables(view: View) -> list[Table]:
+    """All tables, and the points of each figure, each with a title."""
+    return [
+        replace(table, title=table.title or section.title)
+        for section in view.sections
+        for part in section.parts
+        if isinstance(part, Table | Figure | BarChart | IntervalChart | FlowDiagram)
+        for table in [part if isinstance(part, Table) else part.table()]
+    ]
+
+
+def rows(table: Table) -> list[list[Cell]]:
+    """The cells in the units that are shown, not rounded."""
+    return [
+        [
+            cell if isinstance(cell, str) else column.shown(cell)
+            for column, cell in zip(table.columns, row, strict=True)
+        ]
+        for row in table.rows
+    ]
 
 
 def _view_sheets(view: View) -> list[Sheet]:

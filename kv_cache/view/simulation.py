@@ -2,6 +2,7 @@
 beside their numbers, so that nothing is told by a length or a colour alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -227,19 +228,28 @@ def _headline(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
 
 
 def _beside(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
+    tiers = names_below(variants, "blocks.hit_ratios")
+    causes = names_below(variants, "bytes_by_cause")
     charts = [
         _bars(variants, TTFT[1], (TTFT[0], TTFT[2])),
         _bars(variants, GOODPUT),
         _bars(variants, TOKEN_RATE),
-        _stacked(
-            variants, "Block hits by tier", ShownColumn("of blocks looked up", units.PERCENT),
-            "blocks.hit_ratios", CEILING,
-            "The ceiling is what a cache without limits or delays would have: blocks that anyone "
-            "asked for before, as a prefix.",
+        BarChart(
+            title="Block hits by tier",
+            x=ShownColumn("of blocks looked up", units.PERCENT),
+            parts=tiers,
+            marks=[CEILING.label],
+            rows=_stacked(variants, [f"blocks.hit_ratios.{tier}" for tier in tiers], [CEILING]),
+            caption="The ceiling is what a cache without limits or delays would have: blocks that "
+            "anyone asked for before, as a prefix.",
         ),
-        _stacked(variants, "Bytes on all links by cause", ShownColumn("moved", GIGABYTES),
-                 "bytes_by_cause"),
-    ]  # fmt: skip
+        BarChart(
+            title="Bytes on all links by cause",
+            x=ShownColumn("moved", GIGABYTES),
+            parts=causes,
+            rows=_stacked(variants, [f"bytes_by_cause.{cause}" for cause in causes]),
+        ),
+    ]
     some = [chart for chart in charts if any(any(row.parts) for row in chart.rows)]
     return [*some, *_over_option(facts, variants)]
 
@@ -248,42 +258,31 @@ def _bars(
     variants: Sequence[SimVariant], measure: Measure, marks: Sequence[Measure] = ()
 ) -> BarChart:
     """A bar for each variant with its interval, and a mark at each of `marks`."""
-    rows = [
-        BarRow(
-            name=_label(variant),
-            parts=[_counted(variant, measure.path)],
-            marks=[variant.mean(mark.path) for mark in marks],
-            interval=_interval(variant, measure.path),
-        )
-        for variant in variants
-    ]
-    column = _column(measure)
+    rows = _stacked(variants, [measure.path], marks)
     return BarChart(
-        title=f"{measure.label[:1].upper()}{measure.label[1:]}", x=column, parts=[measure.label],
-        marks=[mark.label for mark in marks], rows=rows,
-    )  # fmt: skip
+        title=f"{measure.label[:1].upper()}{measure.label[1:]}",
+        x=_column(measure),
+        parts=[measure.label],
+        marks=[mark.label for mark in marks],
+        rows=[
+            replace(row, interval=_interval(variant, measure.path))
+            for row, variant in zip(rows, variants, strict=True)
+        ],
+    )
 
 
 def _stacked(
-    variants: Sequence[SimVariant],
-    title: str,
-    x: ShownColumn,
-    prefix: str,
-    mark: Measure | None = None,
-    caption: str = "",
-) -> BarChart:
+    variants: Sequence[SimVariant], paths: Sequence[str], marks: Sequence[Measure] = ()
+) -> list[BarRow]:
     """Parts behind one another."""
-    parts = names_below(variants, prefix)
-    rows = [
+    return [
         BarRow(
             name=_label(variant),
-            parts=[_counted(variant, f"{prefix}.{part}") for part in parts],
-            marks=[] if mark is None else [variant.mean(mark.path)],
+            parts=[_counted(variant, path) for path in paths],
+            marks=[variant.mean(mark.path) for mark in marks],
         )
         for variant in variants
     ]
-    marks = [] if mark is None else [mark.label]
-    return BarChart(title=title, x=x, parts=parts, marks=marks, rows=rows, caption=caption)
 
 
 def _over_option(facts: SimFacts, variants: Sequence[SimVariant]) -> Iterator[Figure]:

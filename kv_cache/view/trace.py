@@ -121,26 +121,17 @@ def _tokens(facts: TraceFacts) -> Table:
 def _arrival_facts(facts: TraceFacts) -> Iterator[Fact]:
     arrivals = facts.arrivals
     if facts.workload.source == "sessions":
-        yield (
-            "planned",
-            (
-                f"up to {figures(facts.workload.users)} sessions at the same time "
-                "(--trace-users), each request answered at once"
-            ),
-        )
+        users = f"{figures(facts.workload.users)} sessions at the same time (--trace-users)"
+        yield "planned", f"up to {users}, each request answered at once"
     if arrivals.per_s is None:
         timed = facts.rows is None or facts.rows.timed
         why = "all at one instant" if timed else "no instants: each as the one before is answered"
         yield "arrivals", why
     else:
         cv = "" if arrivals.gap_cv is None else f"; CV of gaps {figures(arrivals.gap_cv)}"
-        yield (
-            "arrivals",
-            (
-                f"{figures(arrivals.per_s)} requests/s over {_seconds(arrivals.span_s)}{cv} "
-                f"(Poisson: 1), longest gap {_seconds(arrivals.longest_gap_s)}"
-            ),
-        )
+        rate = f"{figures(arrivals.per_s)} requests/s over {_seconds(arrivals.span_s)}{cv}"
+        gap = f"longest gap {_seconds(arrivals.longest_gap_s)}"
+        yield "arrivals", f"{rate} (Poisson: 1), {gap}"
         bursts = [f"{figures(d.index)} in {_seconds(d.window_s)}" for d in arrivals.dispersion]
         if bursts:
             yield "bursts", f"variance/mean of counts: {', '.join(bursts)}"
@@ -178,39 +169,25 @@ def _reuse_parts(facts: TraceFacts) -> Iterator[FactList | Table]:
 def _reuse_facts(facts: TraceFacts) -> Iterator[Fact]:
     reuse = facts.reuse
     if reuse.never_again:
-        yield (
-            "once only",
-            (
-                f"{reuse.never_again:,} blocks of rows that name neither content nor session: no "
-                "request can ask for them again"
-            ),
-        )
+        blocks = f"{reuse.never_again:,} blocks of rows that name neither content nor session"
+        yield "once only", f"{blocks}: no request can ask for them again"
     if not reuse.hits:
         yield "hits", "none: nothing is known to have been asked for before"
         return
-    yield (
-        "unlimited",
-        (
-            f"{units.PERCENT.measured(reuse.hit_ratio)} of blocks, "
-            f"{units.PERCENT.measured(reuse.token_hit_ratio)} of tokens"
-        ),
-    )
+    blocks, tokens = map(units.PERCENT.measured, (reuse.hit_ratio, reuse.token_hit_ratio))
+    yield "unlimited", f"{blocks} of blocks, {tokens} of tokens"
     if reuse.prefix_hits != reuse.hits:
         yield "leading blocks", f"{units.PERCENT.measured(reuse.prefix_hit_ratio)} of blocks"
     if reuse.own_hits is not None and reuse.own_hits != reuse.hits:
-        yield (
-            "by session",
-            f"{units.PERCENT.measured(reuse.own_hit_ratio)} of blocks, each session for itself",
-        )
+        share = units.PERCENT.measured(reuse.own_hit_ratio)
+        yield "by session", f"{share} of blocks, each session for itself"
     if reuse.distance_blocks is not None:
         yield "distance", f"{_spread(reuse.distance_blocks, figures)} other blocks in between"
     if reuse.time_s is not None and reuse.time_s.most:
         yield "since", f"{_spread(reuse.time_s, _seconds)} since the block was asked for"
     for row in reuse.working_sets:
-        yield (
-            f"last {_seconds(row.window_s)}",
-            f"working set of {row.blocks:,.0f} blocks, {units.bytes_text(row.nbytes)} (mean)",
-        )
+        size = f"{row.blocks:,.0f} blocks, {units.bytes_text(row.nbytes)}"
+        yield f"last {_seconds(row.window_s)}", f"working set of {size} (mean)"
 
 
 # --- pictures --------------------------------------------------------------------------------
@@ -271,14 +248,14 @@ def _growth(facts: TraceFacts) -> Figure | None:
     """What a cache that drops nothing would hold."""
     rows = facts.reuse.growth
     timed = bool(facts.arrivals.per_s)
-    held = [(row.at_s if timed else float(row.requests), row.unique_bytes) for row in rows]
-    if len(held) < 2 or held[-1][0] <= held[0][0]:
+    sizes = [(row.at_s if timed else float(row.requests), row.unique_bytes) for row in rows]
+    if len(sizes) < 2 or sizes[-1][0] <= sizes[0][0]:
         return None
     return Figure(
         title="Unique bytes asked for so far",
         x=_SINCE if timed else ShownColumn("requests", units.COUNT),
         y=ShownColumn("unique", units.GIBIBYTES),
-        lines=[Line.through("all so far", held)],
+        lines=[Line.through("all so far", sizes)],
         scale=Scale.TIME if timed else Scale.LINEAR,
         levels=[
             Level(name=f"last {_seconds(row.window_s)}", y=row.nbytes)

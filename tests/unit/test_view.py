@@ -23,8 +23,7 @@ from kv_cache.view.page import page
 from kv_cache.view.parts import Figure, Line, PlotPoint, ShownColumn, Table, View, ViewSection
 from kv_cache.view.picture.base import NothingToDrawError
 from kv_cache.view.picture.shown import view_picture
-from kv_cache.view.sheet import rows, tables
-from kv_cache.view.sheets import view_workbook
+from kv_cache.view.sheets import rows, tables, view_workbook
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import VIEWS
 from tests.reports import sweep

@@ -17,7 +17,7 @@ from kv_cache.view.parts import (
     ShownColumn,
     View,
 )
-from kv_cache.view.picture.bars import bar_panel
+from kv_cache.view.picture.bars import bar_panel, interval_panel
 from kv_cache.view.picture.base import (
     BLACK,
     GREEN,
@@ -36,7 +36,6 @@ from kv_cache.view.picture.base import (
     logarithmic,
     plain,
 )
-from kv_cache.view.picture.intervals import interval_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -270,7 +269,7 @@ def _scale(axes: "Axes", figure: Figure) -> None:
     if figure.log_y:
         logarithmic(axes, ys)
     elif figure.zero:
-        from_zero(axes, [*ys, _shown(figure.y, figure.reach)], room=1.15)
+        from_zero(axes, [*ys, _shown(figure.y, figure.reach)])
     else:
         few_ticks(axes.yaxis)
     xs = [_shown(figure.x, x) for x in figure.places_drawn()]
