@@ -1,6 +1,6 @@
 """Where and how a result was made: the environment and the configuration, for any kind."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -27,7 +27,7 @@ def machine_sections(section: Json) -> Iterator[ViewSection]:
     )
     yield ViewSection(
         title="Configuration",
-        parts=list(option_parts(section.get("config"), _defaults())),
+        parts=list(option_parts(section.get("config"), Config)),
         absent="The document holds no configuration.",
         terminal=False,
     )
@@ -58,15 +58,15 @@ def _value_text(name: str, value: Any) -> str:
 
 
 @cache
-def _defaults() -> dict[str, Any]:
-    return dict(leaves(to_mapping(Config())))
+def _defaults(kind: Callable[[], object]) -> dict[str, Any]:
+    return dict(leaves(to_mapping(kind())))
 
 
-def option_parts(config: object, defaults: Json) -> Iterator[Table | FactList]:
+def option_parts(config: object, kind: Callable[[], object]) -> Iterator[Table | FactList]:
     """Options of a document beside their defaults, by their paths."""
     if not isinstance(config, Mapping) or not config:
         return
-    options = leaves(config)
+    options, defaults = leaves(config), _defaults(kind)
     changed = [
         [name, as_text(value), as_text(defaults.get(name))]
         for name, value in options

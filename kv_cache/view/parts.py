@@ -454,7 +454,7 @@ def _is_empty(part: Part) -> bool:
         case KeyNumbers():
             return not part.numbers
         case Figure():
-            return not any(part.points())
+            return part.numbers is None and not any(part.points())
         case FlowDiagram():
             return not part.arrows
         case Remarks():

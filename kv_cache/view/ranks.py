@@ -26,7 +26,6 @@ from kv_cache.view.parts import (
     KeyNumbers,
     Part,
     Remarks,
-    Scale,
     ShownColumn,
     Table,
     View,
@@ -47,12 +46,11 @@ from kv_cache.view.run import (
     traced_only,
 )
 from kv_cache.view.series import (
-    SINCE_MEASURED,
     common_step,
     measured_windows,
     side_rate,
-    step_line,
     stepped,
+    stepped_figure,
 )
 
 _COLUMNS = (
@@ -255,10 +253,4 @@ def _figure(kind: str, step: float, measured: Mapping[str, Sequence[WindowFacts]
     lines = {"all ranks": {at: fsum(each[at] for each in rates.values()) for at in everywhere}}
     if len(rates) <= _MOST_LINES:
         lines |= {f"rank {rank}": each for rank, each in rates.items()}
-    return Figure(
-        title=f"Storage {kind}",
-        x=SINCE_MEASURED,
-        y=ShownColumn("moved", units.GIB_PER_S),
-        lines=[step_line(name, each, step) for name, each in lines.items()],
-        scale=Scale.TIME,
-    )
+    return stepped_figure(f"Storage {kind}", ShownColumn("moved", units.GIB_PER_S), lines, step)

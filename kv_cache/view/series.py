@@ -75,12 +75,8 @@ class Windows:
         return value
 
     def line(self, name: str, value: Value) -> Line:
-        points = [
-            PlotPoint(x=(window.start_s + window.end_s) / 2, y=y)
-            for window in self.rows
-            if (y := value(window)) is not None and isfinite(y)
-        ]
-        return Line(name=name, points=points)
+        values = [((row.start_s + row.end_s) / 2, value(row)) for row in self.rows]
+        return Line.through(name, [(x, y) for x, y in values if y is not None and isfinite(y)])
 
     def figure(
         self,
@@ -122,13 +118,13 @@ def _throughput(every: Windows) -> Iterator[Figure | None]:
         )  # fmt: skip
 
 
-def _side_percentile(kind: str, name: str) -> Value:
+def side_percentile(kind: str, name: str) -> Value:
     return lambda window: getattr(window.side("storage", kind), f"{name}_ms")
 
 
 def _storage_latency(every: Windows) -> Iterator[Figure | None]:
     for kind in _SIDES:
-        lines = [every.line(name, _side_percentile(kind, name)) for name in _PERCENTILES]
+        lines = [every.line(name, side_percentile(kind, name)) for name in _PERCENTILES]
         yield every.figure(
             f"Time of one storage {kind}", ShownColumn("time", units.MS), lines, log_y=True,
             caption="Inside the storage's calls: percentiles of each window.",
@@ -248,7 +244,7 @@ def windows_note(run: PublishedRun) -> str:
 
 # --- several results over each other ---------------------------------------------------------
 
-SINCE_MEASURED = ShownColumn("time since measuring began", units.S)
+_SINCE_MEASURED = ShownColumn("time since measuring began", units.S)
 _MOST_STEPS = 600
 
 
@@ -280,7 +276,23 @@ def stepped(windows: Sequence[WindowFacts], step: float, value: Value) -> dict[i
     return {at: fmean(each) for at, each in groups.items()}
 
 
-def step_line(name: str, values: Mapping[int, float], step: float) -> Line:
-    """Values by their step as a line over seconds."""
-    points = [PlotPoint(x=(at + 0.5) * step, y=values[at]) for at in sorted(values)]
-    return Line(name=name, points=points)
+def stepped_figure(
+    title: str,
+    y: ShownColumn,
+    lines: Mapping[str, Mapping[int, float]],
+    step: float,
+    *,
+    log_y: bool = False,
+) -> Figure:
+    """Values by their step as lines over seconds."""
+    return Figure(
+        title=title,
+        x=_SINCE_MEASURED,
+        y=y,
+        lines=[
+            Line.through(name, [((at + 0.5) * step, values[at]) for at in sorted(values)])
+            for name, values in lines.items()
+        ],
+        scale=Scale.TIME,
+        log_y=log_y,
+    )

@@ -3,13 +3,11 @@ beside their numbers, so that nothing is told by a length or a colour alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 from msgspec import to_builtins
 
 from kv_cache.config.scenario import Scenario
-from kv_cache.config.schema import to_mapping
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import MISSING
 from kv_cache.result.metrics import Json
@@ -45,7 +43,7 @@ from kv_cache.result.simulation.measures import (
 from kv_cache.result.sweep import IntervalEnds
 from kv_cache.view import units
 from kv_cache.view.identity import origin_texts
-from kv_cache.view.machine import leaves, option_parts
+from kv_cache.view.machine import option_parts
 from kv_cache.view.parts import (
     BarChart,
     BarRow,
@@ -108,7 +106,7 @@ def sim_view(section: Json) -> View:
             _hidden("Instances", _instances(variants), none),
             _hidden("Events and checks", _events(variants), none),
             _hidden("What this simulation does not model", _not_modelled(facts)),
-            _hidden("Scenario", [*_varied(facts), *option_parts(facts.config, _defaults())]),
+            _hidden("Scenario", [*_varied(facts), *option_parts(facts.config, Scenario)]),
         ],
     )
 
@@ -116,11 +114,6 @@ def sim_view(section: Json) -> View:
 def _hidden(title: str, parts: Sequence[Part], absent: str = "") -> ViewSection:
     """A section that no terminal shows."""
     return ViewSection(title=title, parts=parts, absent=absent, terminal=False)
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    return dict(leaves(to_mapping(Scenario())))
 
 
 # --- words -----------------------------------------------------------------------------------
