@@ -22,6 +22,7 @@ from kv_cache.view.markdown import MARK as MARKDOWN_MARK
 from kv_cache.view.markdown import markdown as view_markdown
 from kv_cache.view.page import MARK as HTML_MARK
 from kv_cache.view.page import page
+from kv_cache.view.page.parts import Doc
 from kv_cache.view.parts import View
 from kv_cache.view.sheets import CSV_MARK, require_workbook, summary_csv, view_workbook, workbook
 from kv_cache.view.together import together_view
@@ -29,17 +30,10 @@ from kv_cache.view.views import view_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Doc):
     """One of the results: the `document` as it stands in the file, which `name` says."""
 
-    label: str
     path: Path
-    name: str
-    document: Json
-
-    @property
-    def schema(self) -> str:
-        return str(self.document[SECTION]["schema"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +93,7 @@ def _view(source: Source) -> View:
             f"{source.path} is of schema {source.schema}, which this form does not show; take "
             "html, or plot for a picture"
         )
-    return _placed(source, lambda: make(source.document[SECTION]))
+    return _placed(source, lambda: make(source.section))
 
 
 def _placed(source: Source, make: Callable[[], View]) -> View:
@@ -151,7 +145,7 @@ DEFAULT = "html"
 
 def _timed(sources: Sequence[Source]) -> list[TimedRun]:
     _ = _runs(sources, "hdr")
-    return [TimedRun.of(s.label, s.path, s.document[SECTION]) for s in sources]
+    return [TimedRun.of(s.label, s.path, s.section) for s in sources]
 
 
 def read_sources(paths: Sequence[Path], read: Callable[[Path], Json]) -> list[Source]:

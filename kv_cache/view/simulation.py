@@ -2,7 +2,6 @@
 beside their numbers, so that nothing is told by a length or a colour alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from msgspec import to_builtins
@@ -11,10 +10,10 @@ from kv_cache.config.scenario import Scenario
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import MISSING
 from kv_cache.result.metrics import Json
+from kv_cache.result.paths import as_number
 from kv_cache.result.run import converted
 from kv_cache.result.simulation.facts import (
     SimFacts,
-    SimRun,
     SimVariant,
     grid_of,
     levels_on,
@@ -94,8 +93,8 @@ def sim_view(section: Json) -> View:
             _hidden("Headline", _headline(facts, variants)),
             _hidden("Variants beside each other", _beside(facts, variants), none),
             ViewSection(title="What was asked", parts=[FactList(rows=list(_asked_facts(facts)))]),
-            ViewSection(title="Numbers", parts=_numbers(variants), absent=none),
-            ViewSection(title="Caches", parts=_caches(variants), absent=none),
+            ViewSection(title="Numbers", parts=_numbers(variants) if variants else [], absent=none),
+            ViewSection(title="Caches", parts=_caches(variants) if variants else [], absent=none),
             ViewSection(
                 title="What was moved",
                 parts=_moved(variants),
@@ -103,8 +102,8 @@ def sim_view(section: Json) -> View:
             ),
             _hidden("By each measure", _by_measure(facts)),
             _hidden("Over time", _over_time(variants), "The document holds no time series."),
-            _hidden("Instances", _instances(variants), none),
-            _hidden("Events and checks", _events(variants), none),
+            _hidden("Instances", _instances(variants) if variants else [], none),
+            _hidden("Events and checks", _events(variants) if variants else [], none),
             _hidden("What this simulation does not model", _not_modelled(facts)),
             _hidden("Scenario", [*_varied(facts), *option_parts(facts.config, Scenario)]),
         ],
@@ -214,7 +213,7 @@ def _headline(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
             low, high = column.text(min(values)), column.text(max(values))
             value = min(values) if low == high else f"{low} to {high}"
             cards.append(KeyNumber(column=column, value=value, note=note))
-    return [KeyNumbers(numbers=cards)] if cards else []
+    return present(KeyNumbers(numbers=cards))
 
 
 # --- beside each other -----------------------------------------------------------------------
@@ -232,7 +231,7 @@ def _beside(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
             x=ShownColumn("of blocks looked up", units.PERCENT),
             parts=tiers,
             marks=[CEILING.label],
-            rows=_stacked(variants, [f"blocks.hit_ratios.{tier}" for tier in tiers], [CEILING]),
+            rows=_rows(variants, [f"blocks.hit_ratios.{tier}" for tier in tiers], [CEILING]),
             caption="The ceiling is what a cache without limits or delays would have: blocks that "
             "anyone asked for before, as a prefix.",
         ),
@@ -240,7 +239,7 @@ def _beside(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
             title="Bytes on all links by cause",
             x=ShownColumn("moved", GIGABYTES),
             parts=causes,
-            rows=_stacked(variants, [f"bytes_by_cause.{cause}" for cause in causes]),
+            rows=_rows(variants, [f"bytes_by_cause.{cause}" for cause in causes]),
         ),
     ]
     some = [chart for chart in charts if any(any(row.parts) for row in chart.rows)]
@@ -251,28 +250,29 @@ def _bars(
     variants: Sequence[SimVariant], measure: Measure, marks: Sequence[Measure] = ()
 ) -> BarChart:
     """A bar for each variant with its interval, and a mark at each of `marks`."""
-    rows = _stacked(variants, [measure.path], marks)
     return BarChart(
         title=f"{measure.label[:1].upper()}{measure.label[1:]}",
         x=_column(measure),
         parts=[measure.label],
         marks=[mark.label for mark in marks],
-        rows=[
-            replace(row, interval=_interval(variant, measure.path))
-            for row, variant in zip(rows, variants, strict=True)
-        ],
+        rows=_rows(variants, [measure.path], marks, spans=True),
     )
 
 
-def _stacked(
-    variants: Sequence[SimVariant], paths: Sequence[str], marks: Sequence[Measure] = ()
+def _rows(
+    variants: Sequence[SimVariant],
+    paths: Sequence[str],
+    marks: Sequence[Measure] = (),
+    *,
+    spans: bool = False,
 ) -> list[BarRow]:
-    """Parts behind one another."""
+    """Parts behind one another; `spans` are the intervals of a part that is alone."""
     return [
         BarRow(
             name=_label(variant),
             parts=[_counted(variant, path) for path in paths],
             marks=[variant.mean(mark.path) for mark in marks],
+            interval=_interval(variant, paths[0]) if spans else None,
         )
         for variant in variants
     ]
@@ -282,7 +282,7 @@ def _over_option(facts: SimFacts, variants: Sequence[SimVariant]) -> Iterator[Fi
     """Lines over the option that varies, where there is one alone and it has numbers."""
     if len(facts.varied) != 1 or len(variants) < 3:
         return
-    places = [_option(variant, facts.varied[0]) for variant in variants]
+    places = [as_number(variant.values.get(facts.varied[0])) for variant in variants]
     known = [place for place in places if place is not None]
     if len(set(known)) != len(variants):
         return
@@ -307,14 +307,6 @@ def _over_option(facts: SimFacts, variants: Sequence[SimVariant]) -> Iterator[Fi
             yield figure
 
 
-def _option(variant: SimVariant, path: str) -> float | None:
-    """The value of an option, where it is a number."""
-    value = variant.values.get(path)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value)
-
-
 def _points(ranked: Sequence[tuple[float, SimVariant]], measure: Measure) -> Iterator[PlotPoint]:
     for place, variant in ranked:
         mean = variant.mean(measure.path)
@@ -326,8 +318,6 @@ def _points(ranked: Sequence[tuple[float, SimVariant]], measure: Measure) -> Ite
 
 
 def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
-    if not variants:
-        return []
     groups = {"TTFT": TTFT, "ITL": ITL, "TPOT": TPOT, "E2E": E2E, "queue": QUEUE}
     short = [
         f"{group} {percent}" if place == 0 else percent
@@ -416,8 +406,6 @@ _OF_A_TIER = (
 
 
 def _caches(variants: Sequence[SimVariant]) -> list[Part]:
-    if not variants:
-        return []
     tiers = {
         tier: Measure(path=f"blocks.hit_ratios.{tier}", label=tier, unit="%", scale=100)
         for tier in names_below(variants, "blocks.hit_ratios")
@@ -498,9 +486,6 @@ def _uses_of(link: str) -> list[Measure]:
 _WHERE = ("waiting", "prefilling", "transferring", "decoding")
 _VIRTUAL = ShownColumn("virtual time", units.S)
 
-Track = tuple[str, Sequence[float | None]]
-OnGrid = Callable[[SimRun, str, Sequence[float]], list[float | None]]
-
 
 def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
     """Where the requests of one variant are; of several, each thing with all of them."""
@@ -512,43 +497,42 @@ def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
     left = len(variants) - len(some)
     note = "The first run of each variant; --series has more."
     note += f" {left} more variants are not drawn." if left else ""
-    names = [f"variant {variant.variant}" for variant in some]
 
-    def each(name: str, on_grid: OnGrid, at: Sequence[float]) -> list[Track]:
-        return [(label, on_grid(run, name, at)) for label, run in zip(names, runs, strict=True)]
+    def each(
+        title: str, unit: str, name: str, *, rates: bool = False, detail: bool = False
+    ) -> Figure:
+        at, on_grid = (coarse, rates_on) if rates else (grid, levels_on)
+        tracks = {f"variant {v.variant}": on_grid(v.runs[0], name, at) for v in some}
+        return _timed(title, unit, at, tracks, note, detail=detail)
 
     if len(some) == 1:
-        where = [(name, levels_on(runs[0], name, grid)) for name in _WHERE]
+        where = {name: levels_on(runs[0], name, grid) for name in _WHERE}
         levels = [_timed("Requests: where they are", "requests", grid, where, note)]
     else:
         levels = [
-            _timed("Requests that wait", "requests", grid, each("waiting", levels_on, grid), note),
-            _timed("Sequences that decode", "sequences", grid, each("decoding", levels_on, grid),
-                   note, detail=True),
-        ]  # fmt: skip
-    figures_over_time = [
+            each("Requests that wait", "requests", "waiting"),
+            each("Sequences that decode", "sequences", "decoding", detail=True),
+        ]
+    return present(
         *levels,
-        _timed("Output tokens", "tokens/s", coarse, each("output_tokens", rates_on, coarse), note),
-        _timed("Prefilled tokens", "tokens/s", coarse, each("prefill_tokens", rates_on, coarse),
-               note, detail=True),
-        _timed("HBM in use", "blocks", grid, each("hbm_blocks", levels_on, grid), note,
-               detail=True),
-    ]  # fmt: skip
-    return present(*figures_over_time)
+        each("Output tokens", "tokens/s", "output_tokens", rates=True),
+        each("Prefilled tokens", "tokens/s", "prefill_tokens", rates=True, detail=True),
+        each("HBM in use", "blocks", "hbm_blocks", detail=True),
+    )
 
 
 def _timed(
     title: str,
     unit: str,
     grid: Sequence[float],
-    tracks: Sequence[Track],
+    tracks: Mapping[str, Sequence[float | None]],
     caption: str,
     *,
     detail: bool = False,
 ) -> Figure:
     """Without lines that are never above 0."""
     lines = [
-        Line.through(name, zip(grid, ys, strict=True)) for name, ys in tracks if any(y for y in ys)
+        Line.through(name, zip(grid, ys, strict=True)) for name, ys in tracks.items() if any(ys)
     ]
     return Figure(
         title=title, x=_VIRTUAL, y=ShownColumn(title.lower(), units.DisplayUnit(unit)), lines=lines,
@@ -560,8 +544,6 @@ def _timed(
 
 
 def _instances(variants: Sequence[SimVariant]) -> list[Part]:
-    if not variants:
-        return []
     names = ("count", "active", "requests", "skew", "utilisation", "busiest_utilisation")
     rows: list[list[Cell]] = [
         [_label(v), role, *(v.mean(f"instances.roles.{role}.{name}") for name in names)]
@@ -624,8 +606,6 @@ def _each_instance(variant: SimVariant) -> Iterator[Table]:
 
 
 def _events(variants: Sequence[SimVariant]) -> list[Part]:
-    if not variants:
-        return []
     checks = names_below(variants, "checks")
     laws = Table.of(
         variants,

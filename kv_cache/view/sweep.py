@@ -3,6 +3,7 @@ values, and every cell in a line."""
 
 from collections.abc import Iterator, Sequence
 
+from kv_cache.result.paths import as_number
 from kv_cache.result.sweep import FINISHED, INTERRUPTED, PLANNED, SweepCell, SweepFacts
 from kv_cache.view import units
 from kv_cache.view.parts import (
@@ -171,8 +172,7 @@ def _axis(sweep: SweepFacts) -> str | None:
 
 
 def _number(cell: SweepCell, path: str) -> float | None:
-    value = cell.values.get(path)
-    return float(value) if isinstance(value, int | float) and type(value) is not bool else None
+    return as_number(cell.values.get(path))
 
 
 def _figure(cells: Sequence[SweepCell], axis: str, name: str) -> Figure:

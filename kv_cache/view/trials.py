@@ -50,13 +50,10 @@ def _sentence(facts: TrialFacts, section: Json) -> str:
         done += f" {VIRTUAL}"
     if numbers is None or metric is None:
         return done
-    label = metric_column(metric).title
-    text = f"{label} {_value(metric, numbers.mean)} (mean{_between(metric, numbers)})"
+    column = metric_column(metric)
+    mean = column.measured(numbers.mean)
+    text = f"{column.title} {mean} (mean{_between(metric, numbers)})"
     return f"{text}; {done}"
-
-
-def _value(metric: Metric, value: float) -> str:
-    return f"{metric.shown(value)} {metric.shown_unit}"
 
 
 def _between(metric: Metric, numbers: TrialNumbers) -> str:
@@ -108,11 +105,11 @@ def _agreement(shown: Mapping[str, TrialNumbers]) -> IntervalChart:
 
 
 def _row(name: str, numbers: TrialNumbers) -> IntervalRow:
-    metric, median = METRICS[name], numbers.median
+    column, median = metric_column(METRICS[name]), numbers.median
     spread, ends = numbers.coefficient_of_variation, numbers.interval
     return IntervalRow(
-        name=metric_column(metric).title,
-        text=_value(metric, median),
+        name=column.title,
+        text=column.measured(median),
         values=[value / median - 1 for value in numbers.values if value is not None],
         interval=ends and IntervalEnds(low=ends.low / median - 1, high=ends.high / median - 1),
         mark="" if spread is None else f"CV {units.PERCENT.measured(spread)}",
