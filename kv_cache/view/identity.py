@@ -42,18 +42,13 @@ def _who(section: Json) -> Iterator[str]:
     """The source of requests, and how many ask or how often."""
     source, users = value_at(section, "workload.source"), number_at(section, "workload.users")
     rate = number_at(section, "workload.request_rate_per_s")
+    count = MISSING if users is None else f"{users:.0f}"
     if source == "synthetic-users":
-        later = (
-            " at first, autoscaled"
-            if value_at(section, "config.autoscaler.enabled") is True
-            else ""
-        )
-        count = MISSING if users is None else f"{users:.0f}"
-        yield f"{count} synthetic users{later}"
+        autoscaled = value_at(section, "config.autoscaler.enabled") is True
+        yield f"{count} synthetic users{' at first, autoscaled' if autoscaled else ''}"
         if rate is None:
             yield f"{value_at(section, 'workload.loop')} loop"
     elif source == "sessions":
-        count = MISSING if users is None else f"{users:.0f}"
         yield f"sessions of a trace, {count} at a time"
     elif source == "trace":
         speedup = number_at(section, "workload.speedup")
@@ -89,12 +84,10 @@ def drive_text(row: Any) -> str:
     """File system, mount point, and each disk with model, size and firmware."""
     kind, point = value_at(row, "filesystem.type"), value_at(row, "filesystem.mount_point")
     if value_at(row, "object_store") is not None:
-        server = value_at(row, "object_store.server") or MISSING
-        bucket, endpoint = (
-            value_at(row, "object_store.bucket"),
-            value_at(row, "object_store.endpoint"),
+        bucket, endpoint, server = (
+            value_at(row, f"object_store.{key}") for key in ("bucket", "endpoint", "server")
         )
-        return f"bucket {bucket} of {endpoint} (server {server})"
+        return f"bucket {bucket} of {endpoint} (server {server or MISSING})"
     device, disks = value_at(row, "device"), value_at(row, "disks")
     some = disks if isinstance(disks, list) and disks else [device]
     texts = [_disk(disk) for disk in some if value_at(disk, "name") is not None]
@@ -114,10 +107,8 @@ def _disk(disk: Any) -> str:
 
 def headline_text(section: Json) -> str:
     """The headline with its interval; empty where the document has none."""
-    metric, rate = (
-        METRICS.get(str(value_at(section, "headline.metric"))),
-        number_at(section, "headline.bytes_per_second"),
-    )
+    metric = METRICS.get(str(value_at(section, "headline.metric")))
+    rate = number_at(section, "headline.bytes_per_second")
     if metric is None or rate is None:
         return ""
     return f"{metric.label} {metric.shown(rate)} {metric.shown_unit} ({interval_text(section)})"
@@ -126,10 +117,9 @@ def headline_text(section: Json) -> str:
 def interval_text(section: Json) -> str:
     """From where to where the headline may lie within this run, or why that is not known."""
     metric = METRICS[str(value_at(section, "headline.metric"))]
-    ends = [
+    low, high, confidence = (
         number_at(section, f"headline.within_run.{end}") for end in ("low", "high", "confidence")
-    ]
-    low, high, confidence = ends
+    )
     if low is None or high is None or confidence is None:
         return f"no interval: {value_at(section, 'headline.why_none')}"
     return f"{metric.shown(low)} to {metric.shown(high)} within this run, {100 * confidence:.0f} %"

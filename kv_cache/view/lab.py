@@ -130,7 +130,8 @@ def _shown_better(order: ShownOrder | None, policy: str) -> str:
 
 def _case(facts: LabFacts, case: LabCase, *, several: bool, first: bool) -> Iterator[ViewSection]:
     """What a case asks for, then a section for each residency."""
-    rows = [*(_source_facts(facts) if first else ()), *_case_facts(case)]
+    trace = trace_text(facts.source) if first else ""
+    rows = [*([("trace", trace)] if trace else []), *_case_facts(case)]
     yield ViewSection(
         title=f"Pattern {case.name}" if case.pattern else "What was asked",
         parts=[FactList(rows=rows)],
@@ -147,12 +148,6 @@ def _case(facts: LabFacts, case: LabCase, *, several: bool, first: bool) -> Iter
                 *present(_failures(table)),
             ],
         )
-
-
-def _source_facts(facts: LabFacts) -> Iterator[tuple[str, str]]:
-    text = trace_text(facts.source)
-    if text:
-        yield "trace", text
 
 
 def _case_facts(case: LabCase) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,13 @@
 
 from collections.abc import Iterator
 
-from kv_cache.result.published import BlockTally, PublishedRun
+from kv_cache.result.published import (
+    AdmissionFacts,
+    BlockTally,
+    PrefetchFacts,
+    PublishedRun,
+    WriteFacts,
+)
 from kv_cache.view import units
 from kv_cache.view.parts import ShownColumn, Table
 
@@ -50,13 +56,12 @@ def _tallies(run: PublishedRun) -> Iterator[tuple[str, str, str, BlockTally]]:
 def policy_facts(run: PublishedRun) -> Iterator[tuple[str, str]]:
     """One line for each policy that is not the default."""
     if run.policies is not None:
-        yield from _admission(run)
-        yield from _write(run)
-        yield from _prefetch(run)
+        yield from _admission(run.policies.admission)
+        yield from _write(run.policies.write)
+        yield from _prefetch(run.policies.prefetch)
 
 
-def _admission(run: PublishedRun) -> Iterator[tuple[str, str]]:
-    facts = run.policies.admission if run.policies else None
+def _admission(facts: AdmissionFacts | None) -> Iterator[tuple[str, str]]:
     if facts is None or facts.name == "always":
         return
     texts = []
@@ -71,8 +76,7 @@ def _admission(run: PublishedRun) -> Iterator[tuple[str, str]]:
     yield "admission", f"{facts.name}: {'; '.join(texts) or 'no tier was asked'}{lost}"
 
 
-def _write(run: PublishedRun) -> Iterator[tuple[str, str]]:
-    facts = run.policies.write if run.policies else None
+def _write(facts: WriteFacts | None) -> Iterator[tuple[str, str]]:
     if facts is None or facts.name == "back" or facts.written is None:
         return
     rest = {
@@ -85,8 +89,7 @@ def _write(run: PublishedRun) -> Iterator[tuple[str, str]]:
     yield "write", f"{facts.name}: {facts.written.blocks} blocks, {size}{text}"
 
 
-def _prefetch(run: PublishedRun) -> Iterator[tuple[str, str]]:
-    facts = run.policies.prefetch if run.policies else None
+def _prefetch(facts: PrefetchFacts | None) -> Iterator[tuple[str, str]]:
     if facts is None or facts.name == "none" or facts.started is None:
         return
     ends = {name: getattr(facts, name) for name in ("useful", "late", "wasted", "failed")}

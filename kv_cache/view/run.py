@@ -10,6 +10,7 @@ from kv_cache.core.units import AT_LEAST
 from kv_cache.result.metrics import METRICS, Json, Metric
 from kv_cache.result.paths import value_at
 from kv_cache.result.published import (
+    ClassFacts,
     Passport,
     PublishedRun,
     SloFacts,
@@ -251,33 +252,22 @@ def latency_sections(run: PublishedRun) -> Iterator[ViewSection]:
     )
     yield ViewSection(
         title="Percentiles of each QoS class",
-        parts=[] if timed else [*class_latencies(run), *_class_tables(run)],
+        parts=[] if timed else _class_parts(run),
         absent=timed or "No request completed in the measured window.",
         terminal=False,
     )
 
 
-def class_latencies(run: PublishedRun) -> list[Part]:
-    """Percentiles of response and TTFT of each class."""
-    return present(
-        *(
-            percentile_figure(
-                f"{title} of each class",
-                [
-                    (qos.value, getattr(run.measured[qos], f"histogram_{measure}"))
-                    for qos in Qos
-                    if qos in run.measured
-                ],
-            )
-            for measure, title in (("response", "Response"), ("ttft", "Time to first token"))
-        )
-    )
+def _classes(run: PublishedRun) -> list[tuple[str, ClassFacts]]:
+    return [(qos.value, run.measured[qos]) for qos in Qos if qos in run.measured]
 
 
-def _class_tables(run: PublishedRun) -> list[Part]:
-    classes = [(q, run.measured[q]) for q in Qos if q in run.measured]
+def _class_parts(run: PublishedRun) -> list[Part]:
+    """Percentiles, requests and SLOs of each class."""
+    responses = [(qos, row.histogram_response) for qos, row in _classes(run)]
+    first_tokens = [(qos, row.histogram_ttft) for qos, row in _classes(run)]
     requests = Table.of(
-        [(qos.value, row) for qos, row in classes if row.completed],
+        [(qos, row) for qos, row in _classes(run) if row.completed],
         {
             ShownColumn("class"): lambda each: each[0],
             ShownColumn("completed", units.COUNT): lambda each: each[1].completed,
@@ -286,7 +276,12 @@ def _class_tables(run: PublishedRun) -> list[Part]:
         },
         title="Requests of each class",
     )
-    return present(requests, slo_table(run))
+    return present(
+        percentile_figure("Response of each class", responses),
+        percentile_figure("Time to first token of each class", first_tokens),
+        requests,
+        slo_table(run),
+    )
 
 
 def flow_sections(run: PublishedRun) -> Iterator[ViewSection]:
@@ -315,10 +310,9 @@ _KEPT = {True: "kept", False: "missed", None: "too few to say"}
 def slo_rows(run: PublishedRun) -> list[tuple[str, str, SloFacts]]:
     """Class, percentile and outcome of each target of a class of which requests ended."""
     return [
-        (qos.value, _NINES.get(name, name), slo)
-        for qos in Qos
-        if qos in run.measured
-        for name, slo in run.measured[qos].slos.items()
+        (qos, _NINES.get(name, name), slo)
+        for qos, row in _classes(run)
+        for name, slo in row.slos.items()
         if slo.requests
     ]
 

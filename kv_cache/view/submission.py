@@ -72,9 +72,9 @@ def submission_view(section: Json) -> View:
         sections=[
             ViewSection(title="Each option", parts=_charts(facts), terminal=False),
             ViewSection(title="By the rules", parts=[_by_the_rules(facts)]),
-            *_not_closed(facts),
+            _not_closed(facts),
             *_beside_the_rules(facts),
-            *_rules(facts),
+            _rules(facts),
         ],
     )
 
@@ -90,7 +90,7 @@ def check_view(section: Json) -> View:
         sentence=", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s]) + ".",
         about=list(_about(facts)),
         reasons=[*map(_short_text, short), *facts.not_submittable],
-        sections=[*_not_closed(facts), *_rules(facts)],
+        sections=[_not_closed(facts), _rules(facts)],
     )
 
 
@@ -155,9 +155,7 @@ def _reasons(facts: TreeFacts) -> Iterator[str]:
     for option in _options(facts):
         where = f"option {option.option}"
         flaws = [f"{flaw.kind}: {flaw.where} {flaw.message}" for flaw in option.invalid_because]
-        yield from (f"{where}: {flaw}" for flaw in flaws[:_MOST])
-        if flaws[_MOST:]:
-            yield f"{where}: and {len(flaws) - _MOST} more"
+        yield from (f"{where}: {flaw}" for flaw in _first(flaws))
         if option.not_valid:
             path, reasons = next(iter(option.not_valid.items()))
             count = _many(len(option.not_valid), "result")
@@ -168,9 +166,8 @@ def _reasons(facts: TreeFacts) -> Iterator[str]:
             yield f"{where}: {count} served everything from RAM"
 
 
-def _not_closed(facts: TreeFacts) -> Iterator[ViewSection]:
-    if facts.deviations:
-        yield ViewSection(title="Not as in CLOSED", parts=[Remarks(texts=facts.deviations)])
+def _not_closed(facts: TreeFacts) -> ViewSection:
+    return ViewSection(title="Not as in CLOSED", parts=present(Remarks(texts=facts.deviations)))
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -229,10 +226,7 @@ def _beside_the_rules(facts: TreeFacts) -> Iterator[ViewSection]:
         },
     )
     curves = [_percentile_figure(valid, name) for name in _POOLED_NAMES]
-    yield ViewSection(
-        title="All samples of all ranks",
-        parts=[pooled, *present(*curves)],
-    )
+    yield ViewSection(title="All samples of all ranks", parts=[pooled, *present(*curves)])
 
 
 def _pooled(option: OptionSummary) -> Iterator[tuple[str, PooledTimes]]:
@@ -246,10 +240,8 @@ def _percentile(name: str) -> Callable[[tuple[object, object, PooledTimes]], flo
     return lambda each: getattr(each[2], name)
 
 
-def _rules(facts: TreeFacts) -> Iterator[ViewSection]:
+def _rules(facts: TreeFacts) -> ViewSection:
     """The gravest first; a row for each thing that a rule saw."""
-    if not facts.rules:
-        return
     ranked = sorted(facts.rules, key=lambda finding: _rank(finding.status))
     table = Table.of(
         [(finding, text) for finding in ranked for text in _look_texts(finding)],
@@ -260,21 +252,22 @@ def _rules(facts: TreeFacts) -> Iterator[ViewSection]:
             ShownColumn("finding"): lambda each: each[1],
         },
     )
-    yield ViewSection(title="Rules", parts=[table])
+    return ViewSection(title="Rules", parts=present(table))
 
 
 def _rank(status: str) -> int:
     return STATUSES.index(status) if status in STATUSES else len(STATUSES)
 
 
-def _look_texts(finding: RuleFinding) -> Iterator[str]:
+def _look_texts(finding: RuleFinding) -> list[str]:
     looks = finding.looks
-    for look in looks[:_MOST]:
-        yield f"{look.where}: {look.message}" if look.where else look.message
-    if looks[_MOST:]:
-        yield f"and {len(looks) - _MOST} more"
-    if not looks:
-        yield ""
+    return _first([f"{x.where}: {x.message}" if x.where else x.message for x in looks]) or [""]
+
+
+def _first(texts: Sequence[str]) -> list[str]:
+    """As many as are read, and how many more there are."""
+    more = len(texts) - _MOST
+    return [*texts[:_MOST], *([f"and {more} more"] if more > 0 else [])]
 
 
 # --- pictures --------------------------------------------------------------------------------

@@ -130,34 +130,23 @@ def details(summary: str, *content: object, open_: bool = False) -> Html:
 
 # --- words -----------------------------------------------------------------------------------
 
-_SIGNS: Mapping[str, tuple[str, str]] = {
-    "valid": ("✓", "good"),
-    "steady": ("✓", "good"),
-    "pass": ("✓", "good"),
-    "complete": ("✓", "good"),
-    "nothing falls short": ("✓", "good"),
-    "incomplete": ("!", "poor"),
-    "cannot be judged": ("!", "poor"),
-    "falls short": ("✕", "bad"),
-    "suspect": ("!", "poor"),
-    "not-steady": ("!", "poor"),
-    "not-proven": ("!", "poor"),
-    "client-bound": ("!", "poor"),
-    "invalid": ("✕", "bad"),
-    "kept": ("✓", "good"),
-    "missed": ("✕", "bad"),
-    "better": ("✓", "good"),
-    "worse": ("✕", "bad"),
-    "better?": ("!", "poor"),
-    "worse?": ("!", "poor"),
+_SIGNS: Mapping[str, str] = {"good": "✓", "poor": "!", "bad": "✕"}
+_WORDS: Mapping[str, Sequence[str]] = {
+    "good": ("valid", "steady", "pass", "complete", "nothing falls short", "kept", "better"),
+    "poor": (
+        *("suspect", "not-steady", "not-proven", "client-bound", "incomplete", "cannot be judged"),
+        *("better?", "worse?"),
+    ),
+    "bad": ("invalid", "falls short", "missed", "worse"),
 }
+"""The words of each kind; other words are of none."""
 
 
 def badge(status: str) -> Html:
     """A status as a word with a sign: its colour alone says nothing."""
-    sign, kind = _SIGNS.get(status, ("·", "none"))
-    return tag("span", tag("span", sign, aria_hidden="true"), " ", status or "none",
-               class_=f"badge {kind}")  # fmt: skip
+    kind = next((kind for kind, words in _WORDS.items() if status in words), "none")
+    sign = tag("span", _SIGNS.get(kind, "·"), aria_hidden="true")
+    return tag("span", sign, " ", status or "none", class_=f"badge {kind}")
 
 
 def bullets(texts: Sequence[object], class_: str | None = None) -> list[Html]:

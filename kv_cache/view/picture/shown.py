@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from kv_cache.view.drawing import COLOURS, LINE_COLOURS
 from kv_cache.view.parts import (
-    Band,
     BarChart,
     Figure,
     IntervalChart,
@@ -250,15 +249,10 @@ def _key(axes: "Axes", words: Sequence[str]) -> None:
 
 
 def _draw_bands(axes: "Axes", figure: Figure) -> None:
-    def tint(band: Band) -> None:
-        axes.axvspan(
-            _shown(figure.x, band.start), _shown(figure.x, band.end), color=_TINT, linewidth=0,
-            zorder=0,
-        )  # fmt: skip
-
     for band in figure.bands:
         if band.shaded:
-            tint(band)
+            ends = (_shown(figure.x, band.start), _shown(figure.x, band.end))
+            axes.axvspan(*ends, color=_TINT, linewidth=0, zorder=0)
 
 
 def _scale(axes: "Axes", figure: Figure) -> None:
