@@ -32,6 +32,7 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    hidden_section,
     present,
 )
 
@@ -54,20 +55,13 @@ def capacity_view(section: Json) -> View:
         reasons=facts.reasons,
         sections=[
             ViewSection(title="Headline", parts=[_headline(facts)] if facts.probes else []),
-            ViewSection(
-                title="Over the load",
-                parts=_figures(facts),
-                absent="No probe came to its end.",
-                terminal=False,
-            ),
+            hidden_section("Over the load", _figures(facts), "No probe came to its end."),
             ViewSection(
                 title="What was searched for", parts=[FactList(rows=list(_search_facts(facts)))]
             ),
             ViewSection(title="Probes", parts=present(_probes(facts))),
-            ViewSection(
-                title="What each SLO was judged by", parts=present(_judged(facts)), terminal=False
-            ),
-            ViewSection(title="Passports", parts=present(_passports(facts)), terminal=False),
+            hidden_section("What each SLO was judged by", present(_judged(facts))),
+            hidden_section("Passports", present(_passports(facts))),
             *machine_sections(section),
         ],
     )

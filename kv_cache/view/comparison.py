@@ -34,6 +34,7 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    hidden_section,
     present,
 )
 from kv_cache.view.run import tier_table, traced_only
@@ -67,8 +68,8 @@ def comparison_view(inputs: Sequence[Input]) -> View:
             _inputs(inputs),
             *_numbers(inputs, comparison),
             *_differences(comparison),
-            ViewSection(title="Over each other", parts=_overlaid(inputs), terminal=False),
-            ViewSection(title="Tiers", parts=_tiers(inputs), terminal=False),
+            hidden_section("Over each other", _overlaid(inputs)),
+            hidden_section("Tiers", _tiers(inputs)),
         ],
     )
 

@@ -10,7 +10,7 @@ from kv_cache.core.format import as_text
 from kv_cache.core.units import GIB
 from kv_cache.result.metrics import Json
 from kv_cache.view import units
-from kv_cache.view.parts import FactList, ShownColumn, Table, ViewSection
+from kv_cache.view.parts import FactList, ShownColumn, Table, ViewSection, hidden_section
 
 _ALWAYS_SET = ("run.seed", "output.output", "output.results_dir")
 """Options that differ from their default in every run, and say nothing of it."""
@@ -19,17 +19,15 @@ _FIRST = ("hostname", "program", "os", "cpu", "memory", "cgroup", "drives")
 
 def machine_sections(section: Json) -> Iterator[ViewSection]:
     """Environment and configuration, from the section `kv_cache` of a document."""
-    yield ViewSection(
-        title="Environment",
-        parts=list(_environment(section.get("environment"))),
-        absent="The document says nothing of the machine.",
-        terminal=False,
+    yield hidden_section(
+        "Environment",
+        list(_environment(section.get("environment"))),
+        "The document says nothing of the machine.",
     )
-    yield ViewSection(
-        title="Configuration",
-        parts=list(option_parts(section.get("config"), Config)),
-        absent="The document holds no configuration.",
-        terminal=False,
+    yield hidden_section(
+        "Configuration",
+        list(option_parts(section.get("config"), Config)),
+        "The document holds no configuration.",
     )
 
 

@@ -475,6 +475,11 @@ class ViewSection:
     terminal: bool = True
 
 
+def hidden_section(title: str, parts: Sequence[Part], absent: str = "") -> ViewSection:
+    """A section that no terminal shows."""
+    return ViewSection(title=title, parts=parts, absent=absent, terminal=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """A result as it is shown: what it is, the answer as a sentence, then its sections. `status` is

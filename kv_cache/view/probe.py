@@ -29,6 +29,7 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    hidden_section,
     present,
 )
 
@@ -74,14 +75,14 @@ def _about(facts: ProbeFacts) -> Iterator[str]:
 
 
 def _sections(profile: Profile, facts: ProbeFacts) -> Iterator[ViewSection]:
-    yield ViewSection(title="Bandwidth", parts=_bandwidths(profile), terminal=False)
-    yield ViewSection(title="Times", parts=_times(profile), terminal=False)
+    yield hidden_section("Bandwidth", _bandwidths(profile))
+    yield hidden_section("Times", _times(profile))
     yield ViewSection(title="Grid", parts=[_grid(profile)])
     notes = [*facts.notes, *refusal_texts(facts.refused)]
     yield ViewSection(title="Know first", parts=present(Remarks(texts=notes)))
-    yield ViewSection(title="Bursts", parts=present(_bursts(profile)), terminal=False)
+    yield hidden_section("Bursts", present(_bursts(profile)))
     how = present(FactList(rows=list(_how(facts))))
-    yield ViewSection(title="How it was measured", parts=how, terminal=False)
+    yield hidden_section("How it was measured", how)
 
 
 # --- the answer ------------------------------------------------------------------------------

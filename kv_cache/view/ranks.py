@@ -30,6 +30,7 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    hidden_section,
     present,
 )
 from kv_cache.view.run import (
@@ -92,12 +93,11 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
     timed = not_timed(run)
     counted = any(row.counted for row in run.ranks or [])
     if not timed and counted:
-        yield ViewSection(title="Headline", parts=[_headline(run, section)], terminal=False)
-    yield ViewSection(
-        title="Over time",
-        parts=[] if timed else _over_time(run),
-        absent=timed or "No rank that counts has windows: nothing is known of how it went.",
-        terminal=False,
+        yield hidden_section("Headline", [_headline(run, section)])
+    yield hidden_section(
+        "Over time",
+        [] if timed else _over_time(run),
+        timed or "No rank that counts has windows: nothing is known of how it went.",
     )
     yield ViewSection(title="Know first", parts=present(Remarks(texts=run.notes)))
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])

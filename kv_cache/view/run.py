@@ -33,6 +33,7 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    hidden_section,
     present,
 )
 from kv_cache.view.policies import policy_facts, policy_table
@@ -77,12 +78,11 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
     """In the order in which they are read."""
     timed = not_timed(run)
     if not timed and run.window_s > 0:
-        yield ViewSection(title="Headline", parts=[key_numbers(run, section)], terminal=False)
-    yield ViewSection(
-        title="Over time",
-        parts=[] if timed else over_time(run),
-        absent=timed or "The document has no windows: nothing is known of how it went.",
-        terminal=False,
+        yield hidden_section("Headline", [key_numbers(run, section)])
+    yield hidden_section(
+        "Over time",
+        [] if timed else over_time(run),
+        timed or "The document has no windows: nothing is known of how it went.",
     )
     yield ViewSection(title="Know first", parts=present(Remarks(texts=run.notes)))
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
@@ -93,7 +93,7 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
         yield ViewSection(title="Preconditioning", parts=parts)
     yield from latency_sections(run)
     yield from flow_sections(run)
-    yield ViewSection(title="Policies", parts=present(policy_table(run)), terminal=False)
+    yield hidden_section("Policies", present(policy_table(run)))
     yield passport_section(run)
     yield from machine_sections(section)
 
@@ -244,17 +244,15 @@ def over_time(run: PublishedRun) -> list[Part]:
 def latency_sections(run: PublishedRun) -> Iterator[ViewSection]:
     """Percentiles of each tier and of each class, with the SLOs."""
     timed = not_timed(run)
-    yield ViewSection(
-        title="Percentiles of each tier",
-        parts=[] if timed else tier_latencies(run),
-        absent=timed or "No operation ended in the measured window.",
-        terminal=False,
+    yield hidden_section(
+        "Percentiles of each tier",
+        [] if timed else tier_latencies(run),
+        timed or "No operation ended in the measured window.",
     )
-    yield ViewSection(
-        title="Percentiles of each QoS class",
-        parts=[] if timed else _class_parts(run),
-        absent=timed or "No request completed in the measured window.",
-        terminal=False,
+    yield hidden_section(
+        "Percentiles of each QoS class",
+        [] if timed else _class_parts(run),
+        timed or "No request completed in the measured window.",
     )
 
 
@@ -286,17 +284,13 @@ def _class_parts(run: PublishedRun) -> list[Part]:
 
 def flow_sections(run: PublishedRun) -> Iterator[ViewSection]:
     """What moved between tiers, and what was reused."""
-    yield ViewSection(
-        title="Tier flow",
-        parts=moves_parts(run),
-        absent="No operation ended in the measured window: nothing moved.",
-        terminal=False,
+    yield hidden_section(
+        "Tier flow", moves_parts(run), "No operation ended in the measured window: nothing moved."
     )
-    yield ViewSection(
-        title="Reuse",
-        parts=reuse_parts(run),
-        absent="Nothing is known of reuse: no request completed in the measured window.",
-        terminal=False,
+    yield hidden_section(
+        "Reuse",
+        reuse_parts(run),
+        "Nothing is known of reuse: no request completed in the measured window.",
     )
 
 
@@ -359,9 +353,8 @@ def passport_section(run: PublishedRun) -> ViewSection:
         title="Thresholds that were changed (value, default)",
         rows=[(name, as_text(value)) for name, value in run.passport.changed_thresholds.items()],
     )
-    return ViewSection(
-        title="Passport",
-        parts=present(rule_table(run.passport), changed),
-        absent="The document has no passport: it was not judged.",
-        terminal=False,
+    return hidden_section(
+        "Passport",
+        present(rule_table(run.passport), changed),
+        "The document has no passport: it was not judged.",
     )

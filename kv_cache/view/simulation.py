@@ -59,6 +59,7 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    hidden_section,
     present,
 )
 from kv_cache.view.traced import trace_text
@@ -90,8 +91,8 @@ def sim_view(section: Json) -> View:
         about=origin_texts(section),
         reasons=facts.warnings,
         sections=[
-            _hidden("Headline", _headline(facts, variants)),
-            _hidden("Variants beside each other", _beside(facts, variants), none),
+            hidden_section("Headline", _headline(facts, variants)),
+            hidden_section("Variants beside each other", _beside(facts, variants), none),
             ViewSection(title="What was asked", parts=[FactList(rows=list(_asked_facts(facts)))]),
             ViewSection(title="Numbers", parts=_numbers(variants) if variants else [], absent=none),
             ViewSection(title="Caches", parts=_caches(variants) if variants else [], absent=none),
@@ -100,19 +101,14 @@ def sim_view(section: Json) -> View:
                 parts=_moved(variants),
                 absent="Nothing was moved between places.",
             ),
-            _hidden("By each measure", _by_measure(facts)),
-            _hidden("Over time", _over_time(variants), "The document holds no time series."),
-            _hidden("Instances", _instances(variants) if variants else [], none),
-            _hidden("Events and checks", _events(variants) if variants else [], none),
-            _hidden("What this simulation does not model", _not_modelled(facts)),
-            _hidden("Scenario", [*_varied(facts), *option_parts(facts.config, Scenario)]),
+            hidden_section("By each measure", _by_measure(facts)),
+            hidden_section("Over time", _over_time(variants), "The document holds no time series."),
+            hidden_section("Instances", _instances(variants) if variants else [], none),
+            hidden_section("Events and checks", _events(variants) if variants else [], none),
+            hidden_section("What this simulation does not model", _not_modelled(facts)),
+            hidden_section("Scenario", [*_varied(facts), *option_parts(facts.config, Scenario)]),
         ],
     )
-
-
-def _hidden(title: str, parts: Sequence[Part], absent: str = "") -> ViewSection:
-    """A section that no terminal shows."""
-    return ViewSection(title=title, parts=parts, absent=absent, terminal=False)
 
 
 # --- words -----------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    hidden_section,
     interval_columns,
     present,
 )
@@ -70,7 +71,7 @@ def submission_view(section: Json) -> View:
         about=list(_about(facts)),
         reasons=[*facts.not_submittable, *_reasons(facts)],
         sections=[
-            ViewSection(title="Each option", parts=_charts(facts), terminal=False),
+            hidden_section("Each option", _charts(facts)),
             ViewSection(title="By the rules", parts=[_by_the_rules(facts)]),
             _not_closed(facts),
             *_beside_the_rules(facts),

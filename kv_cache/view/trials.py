@@ -22,6 +22,7 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    hidden_section,
     interval_columns,
     present,
 )
@@ -71,19 +72,18 @@ def _sections(facts: TrialFacts, section: Json) -> Iterator[ViewSection]:
         if rule.status == Status.NOT_JUDGED
     ]
     medians = KeyNumbers(numbers=[_key_number(name, row) for name, row in shown.items()])
-    yield ViewSection(title="Headline", parts=present(medians), terminal=False)
-    yield ViewSection(
-        title="How far the trials agree",
-        parts=present(_agreement(shown)),
-        absent="No trial finished, so there are no numbers.",
-        terminal=False,
+    yield hidden_section("Headline", present(medians))
+    yield hidden_section(
+        "How far the trials agree",
+        present(_agreement(shown)),
+        "No trial finished, so there are no numbers.",
     )
     yield ViewSection(title="Not judged", parts=present(Remarks(texts=unjudged)))
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     yield ViewSection(title="Every number", parts=present(_numbers(facts.metrics)))
     yield ViewSection(title="Each trial", parts=[_trials(facts)])
     rules = present(rule_table(facts.passport))
-    yield ViewSection(title="Passport", parts=rules, terminal=False)
+    yield hidden_section("Passport", rules)
     yield from machine_sections(section)
 
 
