@@ -4,13 +4,11 @@ what each probe was judged by."""
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from kv_cache.core.errors import UsageError
 from kv_cache.core.format import figures
 from kv_cache.core.units import NS_PER_MS
-from kv_cache.metrics.slo import parse_slos
 from kv_cache.result.capacity import CapacityFacts, FoundCapacity, JudgedSlo, ProbeFacts
 from kv_cache.result.metrics import Json
-from kv_cache.result.run import MisshapenError, converted
+from kv_cache.result.run import converted
 from kv_cache.result.sweep import IntervalEnds
 from kv_cache.view import units
 from kv_cache.view.identity import origin_texts
@@ -35,6 +33,7 @@ from kv_cache.view.parts import (
     hidden_section,
     present,
 )
+from kv_cache.view.series import slos_of
 
 _COMPLETED = ShownColumn("requests completed", units.PER_S)
 _RESPONSE = ShownColumn("response", units.MS)
@@ -305,10 +304,7 @@ def _over_load(
 
 def _limits(facts: CapacityFacts) -> list[Level]:
     """Of SLOs on a percentile that is drawn, in ms."""
-    try:
-        slos = [slo for text in facts.slo for slo in parse_slos(text)]
-    except UsageError as error:
-        raise MisshapenError(f"slo: {error}") from None
+    slos = slos_of(facts.slo, "slo")
     return [Level(name=str(slo), y=slo.limit_ns / NS_PER_MS) for slo in slos if slo.percent <= 99]
 
 

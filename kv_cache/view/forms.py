@@ -24,7 +24,7 @@ from kv_cache.view.page import MARK as HTML_MARK
 from kv_cache.view.page import page
 from kv_cache.view.page.parts import Doc
 from kv_cache.view.parts import View
-from kv_cache.view.sheets import CSV_MARK, require_workbook, summary_csv, view_workbook, workbook
+from kv_cache.view.sheets import CSV_MARK, require_workbook, summary_csv, workbook
 from kv_cache.view.together import together_view
 from kv_cache.view.views import view_of
 
@@ -83,7 +83,7 @@ def _workbook(sources: Sequence[Source]) -> bytes:
         return workbook(_runs(sources, "xlsx"))
     source = sources[0]
     run = source.schema.startswith(RUN) or source.schema == RANKS
-    return view_workbook(_view(source), [source.document] if run else [])
+    return workbook([source.document] if run else [], _view(source))
 
 
 def _view(source: Source) -> View:

@@ -9,7 +9,7 @@ from kv_cache.core.format import figures
 from kv_cache.core.text import printable
 from kv_cache.core.units import MISSING, human_bytes
 from kv_cache.result.metrics import METRICS, Json
-from kv_cache.result.paths import number_at, value_at
+from kv_cache.result.paths import list_at, number_at, value_at
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import converted
 from kv_cache.view import units
@@ -19,11 +19,6 @@ from kv_cache.view.traced import trace_text
 def plain(text: str) -> str:
     """Text of a user on one line, such as a terminal can be shown."""
     return printable(text, instead=" ")
-
-
-def _rows(value: Any, path: str) -> list[Any]:
-    rows = value_at(value, path)
-    return rows if isinstance(rows, list) else []
 
 
 def run_text(section: Json) -> str:
@@ -145,8 +140,8 @@ def disk_models(environment: Any) -> list[str]:
     """Return the models of all disks, or their names where a model is not known."""
     disks = [
         value_at(disk, "model") or value_at(disk, "name")
-        for row in _rows(environment, "drives")
-        for disk in _rows(row, "disks")
+        for row in list_at(environment, "drives")
+        for disk in list_at(row, "disks")
     ]
     return [str(disk) for disk in dict.fromkeys(disks) if disk]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from statistics import fmean, median
 
-from kv_cache.core.errors import ConfigError
+from kv_cache.core.errors import UsageError
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.metrics.slo import Slo, SloMeasure, parse_slos
@@ -153,6 +153,14 @@ def _class_p95(qos: str, measure: str) -> Value:
     return value
 
 
+def slos_of(texts: Sequence[str], place: str) -> list[Slo]:
+    """The SLOs as their document has them. Raises MisshapenError, which begins with the place."""
+    try:
+        return [slo for text in texts for slo in parse_slos(text)]
+    except UsageError as error:
+        raise MisshapenError(f"{place}: {error}") from None
+
+
 def slo_levels(run: PublishedRun) -> dict[str, Level]:
     """The p95 response target of each class, in ms: that of the run, or of the class itself."""
     limits: dict[str, float] = {}
@@ -160,18 +168,11 @@ def slo_levels(run: PublishedRun) -> dict[str, Level]:
         target = number_at(run.config, f"qos_profiles.{qos}.target_latency_p95_ms")
         if target is not None and target > 0:
             limits[qos.value] = target
-    for slo in _slos(run):
+    texts = [] if run.series is None else run.series.slos
+    for slo in slos_of(texts, "series.slos"):
         if slo.measure is SloMeasure.RESPONSE and slo.percent == 95:
             limits[slo.qos.value] = slo.limit_ns / 1e6
     return {qos: Level(name=f"{qos} limit", y=limit) for qos, limit in limits.items()}
-
-
-def _slos(run: PublishedRun) -> list[Slo]:
-    texts = [] if run.series is None else run.series.slos
-    try:
-        return [slo for text in texts for slo in parse_slos(text)]
-    except ConfigError as error:
-        raise MisshapenError(f"series.slos: {error}") from None
 
 
 def _load(run: PublishedRun, every: Windows) -> Iterator[Figure | None]:

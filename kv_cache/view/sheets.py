@@ -359,14 +359,17 @@ def summary_csv(documents: Sequence[Json]) -> bytes:
     return text.getvalue().encode()
 
 
-def workbook(documents: Sequence[Json]) -> bytes:
-    """All sheets as an .xlsx file. Raises UsageError where XlsxWriter is missing."""
-    return written(sheets(documents), _created(documents))
+def workbook(documents: Sequence[Json], view: View | None = None) -> bytes:
+    """The reference's sheets of runs, then the tables of a view, a sheet each, as an .xlsx file. A
+    document without a run does not say when it was made, and the clock of now would change the
+    bytes. Raises UsageError where XlsxWriter is missing."""
+    runs = sheets(documents) if documents else []
+    more = [] if view is None else _view_sheets(view)
+    return _written([*runs, *more], _created(documents) if documents else _EARLIEST)
 
 
-def written(every: Sequence[Sheet], created: datetime) -> bytes:
-    """Sheets as an .xlsx file that says when its content was made. Raises UsageError where
-    XlsxWriter is missing."""
+def _written(every: Sequence[Sheet], created: datetime) -> bytes:
+    """Sheets as a file that says when its content was made."""
     buffer = io.BytesIO()
     options = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
     book = _xlsxwriter().Workbook(buffer, options)
@@ -382,14 +385,6 @@ def written(every: Sequence[Sheet], created: datetime) -> bytes:
             page.write_row(number, 0, row)  # None is left empty
     book.close()
     return buffer.getvalue()
-
-
-def view_workbook(view: View, runs: Sequence[Json]) -> bytes:
-    """The reference's sheets of `runs`, then the tables of a view, a sheet each. A document without
-    a run does not say when it was made, and the clock of now would change the bytes. Raises
-    UsageError where XlsxWriter is missing."""
-    every = [*(sheets(runs) if runs else []), *_view_sheets(view)]
-    return written(every, _created(runs) if runs else _EARLIEST)
 
 
 def tables(view: View) -> list[Table]:

@@ -23,7 +23,7 @@ from kv_cache.view.page import page
 from kv_cache.view.parts import Figure, Line, PlotPoint, ShownColumn, Table, View, ViewSection
 from kv_cache.view.picture.base import NothingToDrawError
 from kv_cache.view.picture.shown import view_picture
-from kv_cache.view.sheets import rows, tables, view_workbook
+from kv_cache.view.sheets import rows, tables, workbook
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import VIEWS
 from tests.reports import sweep
@@ -49,7 +49,7 @@ def test_a_number_is_the_same_text_in_every_form() -> None:
     assert golden in page([document], ["sweep.json"])
     drawn = [p.y for part in view.pictures() if isinstance(part, Figure) for p in part.points()]
     assert value in drawn
-    book = zipfile.ZipFile(io.BytesIO(view_workbook(view, [])))
+    book = zipfile.ZipFile(io.BytesIO(workbook([], view)))
     assert f"{value / GIB:.15g}"[:12] in book.read("xl/worksheets/sheet1.xml").decode()
 
 
