@@ -22,7 +22,7 @@ from kv_cache.result.comparison import (
 from kv_cache.result.metrics import METRICS, Metric
 from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import PublishedRun
-from kv_cache.view import units
+from kv_cache.view import series, units
 from kv_cache.view.identity import drive_texts, headline_text, identity_facts
 from kv_cache.view.latency import percentile_figure
 from kv_cache.view.moves import side_times
@@ -38,14 +38,6 @@ from kv_cache.view.parts import (
     present,
 )
 from kv_cache.view.run import tier_table, traced_only
-from kv_cache.view.series import (
-    common_step,
-    measured_windows,
-    side_percentile,
-    side_rate,
-    stepped,
-    stepped_figure,
-)
 
 _MOST_NAMED = 6
 
@@ -282,21 +274,21 @@ def _responses(run: PublishedRun) -> Histogram:
 
 
 def _over_time(runs: dict[str, PublishedRun]) -> Iterator[Figure]:
-    measured = {label: measured_windows(run) for label, run in runs.items()}
+    measured = {label: series.measured_windows(run) for label, run in runs.items()}
     known = {label: windows for label, windows in measured.items() if windows}
     if len(known) < 2:
         return
-    step = common_step(list(known.values()))
+    step = series.common_step(list(known.values()))
     moved, time = ShownColumn("moved", units.GIB_PER_S), ShownColumn("time", units.MS)
     for title, column, value in (
-        ("Storage read", moved, side_rate("storage", "read")),
-        ("Storage write", moved, side_rate("storage", "write")),
-        ("Storage read p95", time, side_percentile("read", "p95")),
+        ("Storage read", moved, series.side_rate("storage", "read")),
+        ("Storage write", moved, series.side_rate("storage", "write")),
+        ("Storage read p95", time, series.side_percentile("read", "p95")),
     ):
-        lines = {label: stepped(windows, step, value) for label, windows in known.items()}
+        lines = {label: series.stepped(windows, step, value) for label, windows in known.items()}
         some = {label: line for label, line in lines.items() if line}
         if any(height > 0 for line in some.values() for height in line.values()):
-            yield stepped_figure(title, column, some, step, log_y=column is time)
+            yield series.stepped_figure(title, column, some, step, log_y=column is time)
 
 
 def _tiers(inputs: Sequence[Input]) -> list[Part]:

@@ -1,6 +1,7 @@
 """What was run, and on what drive, in a line each: for the summary and the reports."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from kv_cache.config.root import Config
@@ -13,7 +14,6 @@ from kv_cache.result.paths import list_at, number_at, value_at
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import converted
 from kv_cache.view import units
-from kv_cache.view.traced import trace_text
 
 
 def plain(text: str) -> str:
@@ -197,3 +197,38 @@ def machine_text(section: Json) -> str:
         None if memory is None else f"{units.GIBIBYTES.measured(memory)} of memory",
     ]
     return ", ".join(plain(str(part)) for part in parts if part)
+
+
+# --- the trace -------------------------------------------------------------------------------
+
+_ORIGINS = {"format": "as its format says", "detected": "detected", "option": "as asked for"}
+_NOTES = {
+    "failed": "failed requests left out",
+    "backward": "rows whose time goes back",
+    "unanswered": "unanswered turns left out",
+    "too_long": "turns that are too long left out",
+    "no_blocks": "requests without blocks left out",
+    "left_out": "operations that are no access left out",
+}
+_LONGEST_NAME = 57
+
+
+def trace_text(trace: TraceNotes) -> str:
+    """The trace with its rows; empty for synthetic users."""
+    if not trace.files:
+        return ""
+    several = len(trace.files) > 1
+    name = f"{len(trace.files)} files" if several else PurePath(trace.files[0]).name
+    rows = trace.rows or 0
+    taken = rows if trace.asked_rows is None else trace.asked_rows
+    texts = [f"{rows:,} rows" if taken == rows else f"{taken:,} of {rows:,} rows"]
+    texts += _unit_texts(trace.time_unit, trace.time_unit_from)
+    if trace.skipped_bad_rows:
+        texts.append(f"{trace.skipped_bad_rows:,} bad rows left out")
+    texts += [f"{count:,} {_NOTES.get(note, note)}" for note, count in trace.notes.items()]
+    shown = printable(name, longest=_LONGEST_NAME)
+    return f"{shown} ({trace.format or 'unknown format'}): {', '.join(texts)}"
+
+
+def _unit_texts(unit: str | None, origin: str | None) -> list[str]:
+    return [] if unit is None else [f"times in {unit} ({_ORIGINS.get(str(origin), origin)})"]

@@ -23,7 +23,7 @@ from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.result.sweep import IntervalEnds
 from kv_cache.view import units
-from kv_cache.view.identity import origin_texts
+from kv_cache.view.identity import origin_texts, trace_text
 from kv_cache.view.parts import (
     Cell,
     FactList,
@@ -37,7 +37,6 @@ from kv_cache.view.parts import (
     ViewSection,
     present,
 )
-from kv_cache.view.traced import trace_text
 
 _MOST_TOLD = 2  # failures of a kind that are told in a line
 _SHARE = units.DisplayUnit("", 0.01)  # of a column whose table says that it is in percent

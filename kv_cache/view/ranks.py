@@ -15,7 +15,7 @@ from kv_cache.result.metrics import METRICS, Json
 from kv_cache.result.paths import value_at
 from kv_cache.result.published import PublishedRank, PublishedRun, WindowFacts, published
 from kv_cache.result.run import SECTION
-from kv_cache.view import units
+from kv_cache.view import series, units
 from kv_cache.view.counts import counted_facts
 from kv_cache.view.identity import identity_facts, origin_texts
 from kv_cache.view.machine import machine_sections
@@ -45,13 +45,6 @@ from kv_cache.view.run import (
     requests_sentence,
     tier_table,
     traced_only,
-)
-from kv_cache.view.series import (
-    common_step,
-    measured_windows,
-    side_rate,
-    stepped,
-    stepped_figure,
 )
 
 _COLUMNS = (
@@ -227,7 +220,7 @@ def _over_time(run: PublishedRun) -> list[Part]:
     known = {rank: windows for rank, windows in measured.items() if windows}
     if not known:
         return []
-    step = common_step(list(known.values()))
+    step = series.common_step(list(known.values()))
     note = f"Each point is {figures(step)} s. Each rank's time begins with its measured window."
     if len(known) > _MOST_LINES:
         note += f" {len(known)} ranks are too many lines, so only the sum is drawn."
@@ -242,15 +235,17 @@ def _measured(row: PublishedRank) -> list[WindowFacts]:
     section = value_at(row.result, SECTION)
     if not isinstance(section, Mapping):
         return []
-    return measured_windows(published(section))
+    return series.measured_windows(published(section))
 
 
 def _figure(kind: str, step: float, measured: Mapping[str, Sequence[WindowFacts]]) -> Figure:
-    rate = side_rate("storage", kind)
-    rates = {rank: stepped(windows, step, rate) for rank, windows in measured.items()}
+    rate = series.side_rate("storage", kind)
+    rates = {rank: series.stepped(windows, step, rate) for rank, windows in measured.items()}
     steps = sorted({at for each in rates.values() for at in each})
     everywhere = [at for at in steps if all(at in each for each in rates.values())]
     lines = {"all ranks": {at: fsum(each[at] for each in rates.values()) for at in everywhere}}
     if len(rates) <= _MOST_LINES:
         lines |= {f"rank {rank}": each for rank, each in rates.items()}
-    return stepped_figure(f"Storage {kind}", ShownColumn("moved", units.GIB_PER_S), lines, step)
+    return series.stepped_figure(
+        f"Storage {kind}", ShownColumn("moved", units.GIB_PER_S), lines, step
+    )

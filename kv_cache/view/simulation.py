@@ -41,7 +41,7 @@ from kv_cache.result.simulation.measures import (
 )
 from kv_cache.result.sweep import IntervalEnds
 from kv_cache.view import units
-from kv_cache.view.identity import origin_texts
+from kv_cache.view.identity import origin_texts, trace_text
 from kv_cache.view.machine import option_parts
 from kv_cache.view.parts import (
     BarChart,
@@ -62,7 +62,6 @@ from kv_cache.view.parts import (
     hidden_section,
     present,
 )
-from kv_cache.view.traced import trace_text
 
 GIGABYTES = units.DisplayUnit("GB", 1e9)
 """Of links, whose rates are said in decimal units."""

@@ -10,7 +10,7 @@ from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.result.trace import TraceFacts
 from kv_cache.view import units
-from kv_cache.view.identity import origin_texts
+from kv_cache.view.identity import origin_texts, trace_text
 from kv_cache.view.parts import (
     FactList,
     Figure,
@@ -24,7 +24,6 @@ from kv_cache.view.parts import (
     ViewSection,
     present,
 )
-from kv_cache.view.traced import trace_text
 from kv_cache.workload.distribution import Spread
 
 _SINCE = ShownColumn("time since the first request", units.S)
