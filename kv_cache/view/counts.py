@@ -9,7 +9,7 @@ from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import PublishedRun
 from kv_cache.view import units
 from kv_cache.view.latency import ms_text
-from kv_cache.view.moves import SIZE_COLUMNS, objects_text
+from kv_cache.view.moves import SIZE_COLUMNS, object_sizes, objects_text
 
 Fact = tuple[str, str]
 _SIDES = ("read", "write")
@@ -28,11 +28,7 @@ def counted_facts(run: PublishedRun) -> Iterator[Fact]:
 
 
 def _objects(run: PublishedRun) -> Iterator[Fact]:
-    storage = run.tiers.get("storage")
-    for kind in _SIDES if storage is not None else ():
-        sizes = getattr(storage, kind).object_bytes
-        if sizes is None or not sizes.objects:
-            continue
+    for kind, sizes in object_sizes(run).items():
         shown = ", ".join(
             f"{name} {human_bytes(size)}"
             for name in SIZE_COLUMNS

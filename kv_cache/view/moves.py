@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.histogram import Histogram, merged
-from kv_cache.result.published import OperationFacts, PublishedRun
+from kv_cache.result.published import ObjectSizes, OperationFacts, PublishedRun
 from kv_cache.view import units
 from kv_cache.view.latency import percentile_cells, percentile_figure
 from kv_cache.view.parts import (
@@ -172,10 +172,7 @@ SIZE_COLUMNS = ("min", "mean", "p50", "p95", "max")
 
 def _sizes(run: PublishedRun) -> Iterator[Table]:
     """Sizes of the objects that storage moved, and their shares by powers of two."""
-    storage = run.tiers.get("storage")
-    sides = {} if storage is None else {"read": storage.read, "write": storage.write}
-    some = {kind: side.object_bytes for kind, side in sides.items() if side.object_bytes}
-    rows = {kind: sizes for kind, sizes in some.items() if sizes.objects}
+    rows = object_sizes(run)
     if not rows:
         return
     yield Table(
@@ -198,6 +195,14 @@ def _sizes(run: PublishedRun) -> Iterator[Table]:
         title="Objects from a size to below twice as much",
         detail=True,
     )
+
+
+def object_sizes(run: PublishedRun) -> dict[str, ObjectSizes]:
+    """Those of the objects that storage read, and wrote."""
+    storage = run.tiers.get("storage")
+    sides = {} if storage is None else {"read": storage.read, "write": storage.write}
+    sizes = {kind: side.object_bytes for kind, side in sides.items()}
+    return {kind: each for kind, each in sizes.items() if each is not None and each.objects}
 
 
 def _size(nbytes: float | None) -> str:

@@ -419,16 +419,14 @@ class FlowDiagram:
     nodes: Sequence[tuple[str, str]]
     arrows: Sequence[FlowArrow]
     caption: str = ""
-    outside: tuple[str, str] = ("new", "requests")
 
     def table(self) -> Table:
         """A row for each arrow."""
-        first, last = self.outside
         return Table(
             title=self.title,
             columns=[ShownColumn("from"), ShownColumn("to"), ShownColumn("cause"),
                      ShownColumn("moved", units.GIBIBYTES)],
-            rows=[[a.start or first, a.end or last, a.name, a.bytes] for a in self.arrows],
+            rows=[[a.start or "new", a.end or "requests", a.name, a.bytes] for a in self.arrows],
         )  # fmt: skip
 
 

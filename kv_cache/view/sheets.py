@@ -473,16 +473,16 @@ def target_of(wanted: Path) -> Target:
     return Target(path=path, note=f"{FLAG} {wanted}: the summary goes to {path} as CSV, as {why}")
 
 
-def check_target(wanted: Path, flag: str = FLAG) -> Target:
+def check_target(wanted: Path) -> Target:
     """Refuse a place that cannot be written, or that holds a file which is none of ours. Raises
     PlaceError."""
     if wanted.is_dir():  # whatever it will be called in the end
-        require_replaceable(wanted, "", flag)
+        require_replaceable(wanted, "", FLAG)
     target = target_of(wanted)
     if target.path.suffix.lower() == ".xlsx":
-        require_workbook(target.path, flag)
+        require_workbook(target.path, FLAG)
     else:
-        require_replaceable(target.path, CSV_MARK, flag)
+        require_replaceable(target.path, CSV_MARK, FLAG)
     return target
 
 

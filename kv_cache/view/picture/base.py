@@ -54,7 +54,7 @@ class Panel:
     title: str = ""
     x: str
     draw: "Callable[[Axes], None]"
-    height: float = 1.05  # inches
+    height: float  # inches
     bare: bool = False
 
 
