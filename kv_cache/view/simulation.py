@@ -170,8 +170,7 @@ def _label(variant: SimVariant) -> str:
 
 
 def _column(measure: Measure) -> ShownColumn:
-    unit = {"ms": units.MS, "%": units.PERCENT}.get(measure.unit)
-    return ShownColumn(measure.label, unit or units.DisplayUnit(measure.unit))
+    return ShownColumn(measure.label, units.DisplayUnit(measure.unit, 1 / measure.scale))
 
 
 def _text(variant: SimVariant, measure: Measure) -> str:

@@ -214,7 +214,12 @@ def _beside_the_rules(facts: TreeFacts) -> Iterator[ViewSection]:
     )
     yield ViewSection(title="How far the trials agree", parts=[spread])
     pooled = Table.of(
-        [(option, *each) for option in valid for each in _pooled(option)],
+        [
+            (option, name, times)
+            for option in valid
+            for name in _POOLED_NAMES
+            if (times := option.pooled_ms.get(name)) is not None
+        ],
         {
             ShownColumn("option"): lambda each: str(each[0].option),
             ShownColumn("time"): lambda each: _POOLED_NAMES[each[1]],
@@ -228,13 +233,6 @@ def _beside_the_rules(facts: TreeFacts) -> Iterator[ViewSection]:
     )
     curves = [_percentile_figure(valid, name) for name in _POOLED_NAMES]
     yield ViewSection(title="All samples of all ranks", parts=[pooled, *present(*curves)])
-
-
-def _pooled(option: OptionSummary) -> Iterator[tuple[str, PooledTimes]]:
-    for name in _POOLED_NAMES:
-        times = option.pooled_ms.get(name)
-        if times is not None:
-            yield name, times
 
 
 def _percentile(name: str) -> Callable[[tuple[object, object, PooledTimes]], float | None]:
@@ -294,21 +292,16 @@ def _bars(valid: Sequence[OptionSummary], title: str, names: Sequence[str]) -> B
         x=ShownColumn(title.lower(), _SPREAD_COLUMNS[names[0]].unit),
         parts=("mean of trials",),
         rows=[
-            _bar(option, name, several=len(names) > 1)
+            BarRow(
+                name=f"option {option.option}{what}",
+                parts=(option.spread[name].mean,),
+                interval=option.spread[name].interval,
+            )
             for option in valid
             for name in names
+            for what in [f", {_SPREAD_COLUMNS[name].title}" if len(names) > 1 else ""]
             if name in option.spread
         ],
-    )
-
-
-def _bar(option: OptionSummary, name: str, *, several: bool) -> BarRow:
-    numbers = option.spread[name]
-    what = f", {_SPREAD_COLUMNS[name].title}" if several else ""
-    return BarRow(
-        name=f"option {option.option}{what}",
-        parts=(numbers.mean,),
-        interval=numbers.interval,
     )
 
 
