@@ -222,13 +222,11 @@ def trace_text(trace: TraceNotes) -> str:
     rows = trace.rows or 0
     taken = rows if trace.asked_rows is None else trace.asked_rows
     texts = [f"{rows:,} rows" if taken == rows else f"{taken:,} of {rows:,} rows"]
-    texts += _unit_texts(trace.time_unit, trace.time_unit_from)
+    if trace.time_unit is not None:
+        origin = _ORIGINS.get(str(trace.time_unit_from), trace.time_unit_from)
+        texts.append(f"times in {trace.time_unit} ({origin})")
     if trace.skipped_bad_rows:
         texts.append(f"{trace.skipped_bad_rows:,} bad rows left out")
     texts += [f"{count:,} {_NOTES.get(note, note)}" for note, count in trace.notes.items()]
     shown = printable(name, longest=_LONGEST_NAME)
     return f"{shown} ({trace.format or 'unknown format'}): {', '.join(texts)}"
-
-
-def _unit_texts(unit: str | None, origin: str | None) -> list[str]:
-    return [] if unit is None else [f"times in {unit} ({_ORIGINS.get(str(origin), origin)})"]

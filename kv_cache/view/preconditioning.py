@@ -76,13 +76,10 @@ def _sentence(facts: PreconditionFacts) -> str:
     done = facts.preconditioning
     texts = [] if done.fill is None else [_fill_text(done.fill)]
     if done.rounds:
-        texts.append(f"{len(done.rounds)} rounds, the last {_gib_per_s(done.rounds[-1])}")
+        last = _RATE.measured(done.rounds[-1].bytes_per_second)
+        texts.append(f"{len(done.rounds)} rounds, the last {last}")
     rest = f": {', '.join(texts)}" if texts else ""
     return f"{words}{rest}. Preconditioning {facts.status}; nothing was measured."
-
-
-def _gib_per_s(row: RoundRow) -> str:
-    return _RATE.measured(row.bytes_per_second)
 
 
 def _fill_text(fill: FillFacts) -> str:

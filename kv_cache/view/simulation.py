@@ -319,13 +319,12 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
         for place, measure in enumerate(measures)
         for percent in [measure.path.rpartition(".")[2]]
     ]
+    spans = any(row.interval is not None for v in variants for row in v.numbers.values())
     latencies = Table(
         title="Latency",
         columns=[ShownColumn("latency, ms"), *(ShownColumn(name, units.COUNT) for name in short)],
         rows=[[_label(v), *(_text(v, measure) for measure in LATENCIES)] for v in variants],
-        caption="A mean over seeds with half of its 95 % interval."
-        if _has_intervals(variants)
-        else "",
+        caption="A mean over seeds with half of its 95 % interval." if spans else "",
     )
     every = dict.fromkeys(path for variant in variants for path in variant.numbers)
     all_numbers = Table.of(
@@ -339,10 +338,6 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
     )
     lost = FactList(rows=list(_lost(variants)))
     return present(latencies, _service(variants), lost, all_numbers)
-
-
-def _has_intervals(variants: Sequence[SimVariant]) -> bool:
-    return any(row.interval is not None for v in variants for row in v.numbers.values())
 
 
 def _service(variants: Sequence[SimVariant]) -> Table:

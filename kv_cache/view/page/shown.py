@@ -1,7 +1,7 @@
 """A view as sections of a page: the answer, then its own sections."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 
 from kv_cache.view import parts
@@ -74,7 +74,8 @@ def _content(part: parts.Part, section_title: str) -> Iterator[Html]:
         case parts.Remarks():
             if part.title:
                 yield tag("h4", part.title)
-            yield from ruled(part.texts) if _has_rules(part.texts) else bullets(list(part.texts))
+            rules = any(re.match(r"V\d+ ", text) for text in part.texts)
+            yield from ruled(part.texts) if rules else bullets(part.texts)
         case parts.FlowDiagram():
             yield from _captioned(tag("div", diagram(part), class_="flow"), part.caption)
             moved = part.table()
@@ -89,7 +90,3 @@ def _content(part: parts.Part, section_title: str) -> Iterator[Html]:
 
 def _captioned(drawn: Html, caption: str) -> list[Html]:
     return [drawn, tag("p", caption)] if caption else [drawn]
-
-
-def _has_rules(texts: Sequence[str]) -> bool:
-    return any(re.match(r"V\d+ ", text) for text in texts)

@@ -103,7 +103,8 @@ def _axis_of(part: Drawn) -> tuple[object, ...]:
 def _panels_of(part: Drawn) -> list[Panel]:
     match part:
         case Figure():
-            return _panels(part)
+            strip = [_strip(part)] if part.scale is Scale.TIME and part.bands else []
+            return [*strip, _panel(part)]
         case BarChart():
             return [bar_panel(part)]
         case IntervalChart():
@@ -115,11 +116,6 @@ def _right(figures: Sequence[Figure]) -> float:
     names = [len(line.name) for figure in figures for line in figure.lines]
     names += [len(level.name) for figure in figures for level in figure.levels]
     return min(_MOST_RIGHT, max(_RIGHT, _MARGIN + _LETTER * max(names, default=0)))
-
-
-def _panels(figure: Figure) -> list[Panel]:
-    strip = [_strip(figure)] if figure.scale is Scale.TIME and figure.bands else []
-    return [*strip, _panel(figure)]
 
 
 def _panel(figure: Figure) -> Panel:
