@@ -1,10 +1,9 @@
 """What the profile of a measured device shows: the fastest it was, and bandwidth and times by size
 of object and concurrency."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
 
 from kv_cache.config.profile import Cell as GridCell
 from kv_cache.config.profile import Profile, Service, profile_of
@@ -13,7 +12,7 @@ from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.histogram import supported
 from kv_cache.result.metrics import Json
-from kv_cache.result.probe import ProbeFacts
+from kv_cache.result.probe import ProbeFacts, RefusedStep
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view import units
 from kv_cache.view.parts import (
@@ -180,18 +179,7 @@ def _rate(cell: GridCell | None) -> float | None:
     return None if cell is None else cell.bytes_per_s
 
 
-class Refused(Protocol):
-    """A step that was not measured, whoever holds it."""
-
-    @property
-    def object_bytes(self) -> int: ...
-    @property
-    def concurrency(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-
-
-def refusal_texts(refused: Iterable[Refused]) -> Iterator[str]:
+def refusal_texts(refused: Sequence[RefusedStep]) -> Iterator[str]:
     """Yield what was not measured, by reason."""
     points: dict[str, dict[str, None]] = {}
     for step in refused:

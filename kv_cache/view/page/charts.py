@@ -178,8 +178,7 @@ def _through(figure: Figure, line: Line) -> list[list[float | int | None]] | Non
 
 def _labels(figure: Figure, xs: Sequence[float]) -> list[str]:
     """Beside the first line's points; none if they have no labels."""
-    first = figure.lines[0] if figure.lines else Line(name="", points=())
-    labels = [point.label if point else "" for point in _at_each(first, xs)]
+    labels = [point.label if point else "" for point in _at_each(figure.lines[0], xs)]
     return labels if any(labels) else []
 
 
