@@ -91,19 +91,14 @@ def _fill_text(fill: FillFacts) -> str:
 
 def preconditioning_parts(done: Preconditioned, config: object = None) -> list[Part]:
     """The proof, the fill over time, and each round. Raises MisshapenError."""
-    parts: list[Part] = [_facts(done)]
+    fill = [] if done.fill is None else [("fill", _fill_details(done.fill))]
+    parts: list[Part] = [FactList(rows=[*fill, ("steady", _steady_text(done))])]
     if done.fill is not None and done.fill.rows:
         parts.append(_fill_figure(done.fill))
     if done.rounds:
         parts += _round_figures(done.rounds, done.proof, config, open_loop=done.open_loop)
         parts.append(_round_table(done.rounds))
     return parts
-
-
-def _facts(done: Preconditioned) -> FactList:
-    rows = [] if done.fill is None else [("fill", _fill_details(done.fill))]
-    rows.append(("steady", _steady_text(done)))
-    return FactList(rows=rows)
 
 
 def _fill_details(fill: FillFacts) -> str:

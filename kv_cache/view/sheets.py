@@ -24,9 +24,7 @@ from kv_cache.installing import install_hint
 from kv_cache.metrics.tracing import HISTOGRAMS
 from kv_cache.result.metrics import Json
 from kv_cache.result.paths import value_at
-from kv_cache.view.parts import BarChart, Figure, FlowDiagram, IntervalChart, Table, View
-
-Cell = str | int | float | bool | None
+from kv_cache.view.parts import BarChart, Cell, Figure, FlowDiagram, IntervalChart, Table, View
 
 _EARLIEST = datetime(1980, 1, 1)
 """Before it no file in a workbook can have been made."""
