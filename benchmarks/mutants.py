@@ -108,9 +108,9 @@ MUTANTS = (
     ),
     Mutant(
         "a lower bound has no sign",
-        "kv_cache/view/counts.py",
-        'AT_LEAST if name in latency.at_least else ""',
-        '""',
+        "kv_cache/view/latency.py",
+        'f"{AT_LEAST}{figures(value)}"',
+        "figures(value)",
         (f"{UNIT}lower_bounds.py",),
     ),
     Mutant(

@@ -21,7 +21,11 @@ def list_at(section: Any, path: str) -> list[Any]:
 
 def number_at(section: Any, path: str) -> float | None:
     """Return the number at a dotted path, None if there is none."""
-    value = value_at(section, path)
+    return as_number(value_at(section, path))
+
+
+def as_number(value: Any) -> float | None:
+    """Return a value that is a number, None for any other."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value)

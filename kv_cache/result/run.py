@@ -173,7 +173,7 @@ def converted(value: Any, kind: type[T], place: str) -> T:
         raise MisshapenError(_placed(str(error), place)) from None
 
 
-def not_as_written(file: Path, what: object) -> UsageError:
+def not_as_written(file: Path | str, what: object) -> UsageError:
     """Return the error of a file that does not have what every result has."""
     return UsageError(f"{file}: {what}; the file was cut or changed, so give an untouched result")
 

@@ -4,24 +4,18 @@ what each probe was judged by."""
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from kv_cache.core.errors import UsageError
 from kv_cache.core.format import figures
 from kv_cache.core.units import NS_PER_MS
-from kv_cache.metrics.slo import parse_slos
+from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.result.capacity import CapacityFacts, FoundCapacity, JudgedSlo, ProbeFacts
 from kv_cache.result.metrics import Json
-from kv_cache.result.run import MisshapenError, converted
+from kv_cache.result.run import converted
+from kv_cache.view import units
 from kv_cache.view.identity import origin_texts
+from kv_cache.view.latency import percentile_columns
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
-    COUNT,
-    GIB_PER_S,
-    MS,
-    PER_S,
-    PERCENT,
     Band,
-    Cell,
-    DisplayUnit,
     FactList,
     Figure,
     KeyNumber,
@@ -31,17 +25,18 @@ from kv_cache.view.parts import (
     Part,
     Place,
     PlotPoint,
-    S,
     Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
+    hidden_section,
+    present,
 )
-from kv_cache.view.run import percentile_cell
+from kv_cache.view.series import slos_of
 
-_COMPLETED = ShownColumn("requests completed", PER_S)
-_RESPONSE = ShownColumn("response", MS)
+_COMPLETED = ShownColumn("requests completed", units.PER_S)
+_RESPONSE = ShownColumn("response", units.MS)
 _PERCENTILES = ("p95", "p50", "p99")
 _WIDE = 4.0  # times the least load: above, the axis of loads is logarithmic
 
@@ -59,18 +54,13 @@ def capacity_view(section: Json) -> View:
         reasons=facts.reasons,
         sections=[
             ViewSection(title="Headline", parts=[_headline(facts)] if facts.probes else []),
-            ViewSection(
-                title="Over the load",
-                parts=_figures(facts),
-                absent="No probe came to its end.",
-                terminal=False,
-            ),
+            hidden_section("Over the load", _figures(facts), "No probe came to its end."),
             ViewSection(
                 title="What was searched for", parts=[FactList(rows=list(_search_facts(facts)))]
             ),
-            ViewSection(title="Probes", parts=[_probes(facts)] if facts.probes else []),
-            ViewSection(title="What each SLO was judged by", parts=_judged(facts), terminal=False),
-            ViewSection(title="Passports", parts=_passports(facts), terminal=False),
+            ViewSection(title="Probes", parts=present(_probes(facts))),
+            hidden_section("What each SLO was judged by", present(_judged(facts))),
+            hidden_section("Passports", present(_passports(facts))),
             *machine_sections(section),
         ],
     )
@@ -89,24 +79,26 @@ def _interval(answer: FoundCapacity) -> str:
     if answer.confidence is None or (answer.low is None and answer.high is None):
         return "no interval"
     high = "more than was tried" if answer.high is None else figures(answer.high)
-    return f"{figures(answer.low or 0.0)} to {high} with {PERCENT.measured(answer.confidence)}"
+    return (
+        f"{figures(answer.low or 0.0)} to {high} with {units.PERCENT.measured(answer.confidence)}"
+    )
 
 
 def _headline(facts: CapacityFacts) -> KeyNumbers:
     answer, knee = facts.answer, facts.knee
-    load = ShownColumn("Capacity", DisplayUnit(facts.unit))
+    load = ShownColumn("Capacity", units.DisplayUnit(facts.unit))
     sure = "confirmed" if answer.confirmed else "not confirmed"
     rates = [
         KeyNumber(column=ShownColumn(name, unit), value=value)
         for name, unit, value in (
-            ("Requests", PER_S, answer.requests_per_s),
-            ("Output tokens", PER_S, answer.output_tokens_per_s),
-            ("Storage read", GIB_PER_S, answer.storage_read_bytes_per_s),
-            ("Storage write", GIB_PER_S, answer.storage_write_bytes_per_s),
+            ("Requests", units.PER_S, answer.requests_per_s),
+            ("Output tokens", units.PER_S, answer.output_tokens_per_s),
+            ("Storage read", units.GIB_PER_S, answer.storage_read_bytes_per_s),
+            ("Storage write", units.GIB_PER_S, answer.storage_write_bytes_per_s),
         )
         if value is not None
     ]
-    bend = ShownColumn("Knee", DisplayUnit(facts.unit))
+    bend = ShownColumn("Knee", units.DisplayUnit(facts.unit))
     note = "most throughput for its response time"
     knees = [] if knee is None else [KeyNumber(column=bend, value=knee.load, note=note)]
     return KeyNumbers(
@@ -141,68 +133,50 @@ def _storage(probe: ProbeFacts) -> float | None:
 
 
 def _probes(facts: CapacityFacts) -> Table:
-    rows: list[list[Cell]] = [
-        [
-            probe.load,
-            probe.state,
-            probe.offered_per_s,
-            probe.completed_per_s,
-            *(percentile_cell(probe.response_ms, name) for name in ("p50", "p95", "p99")),
-            _storage(probe),
-            probe.machine.device_utilisation,
-            probe.reuse_hit_ratio,
-            probe.seconds,
-            probe.probe,
-            probe.why,
-        ]
-        for probe in _ranked(facts)
-    ]
-    columns = [
-        ShownColumn("load", DisplayUnit(facts.unit)),
-        ShownColumn("found", status=True),
-        ShownColumn("asked", PER_S),
-        ShownColumn("completed", PER_S),
-        *(ShownColumn(name, MS) for name in ("p50", "p95", "p99")),
-        ShownColumn("storage", GIB_PER_S),
-        ShownColumn("busy", PERCENT),
-        ShownColumn("hit ratio", PERCENT),
-        ShownColumn("window", S),
-        ShownColumn("probe", COUNT),
-        ShownColumn("why this load"),
-    ]
-    return Table(columns=columns, rows=rows)
+    return Table.of(
+        _ranked(facts),
+        {
+            ShownColumn("load", units.DisplayUnit(facts.unit)): _load,
+            ShownColumn("found", status=True): lambda probe: probe.state,
+            ShownColumn("asked", units.PER_S): lambda probe: probe.offered_per_s,
+            ShownColumn("completed", units.PER_S): lambda probe: probe.completed_per_s,
+            **percentile_columns(("p50", "p95", "p99"), lambda probe: probe.response_ms),
+            ShownColumn("storage", units.GIB_PER_S): _storage,
+            ShownColumn("busy", units.PERCENT): lambda probe: probe.machine.device_utilisation,
+            ShownColumn("hit ratio", units.PERCENT): lambda probe: probe.reuse_hit_ratio,
+            ShownColumn("window", units.S): lambda probe: probe.seconds,
+            ShownColumn("probe", units.COUNT): lambda probe: probe.probe,
+            ShownColumn("why this load"): lambda probe: probe.why,
+        },
+    )
 
 
-def _judged(facts: CapacityFacts) -> list[Part]:
-    judged = [(probe, at) for probe in _ranked(facts) for at in probe.slos]
-    rows: list[list[Cell]] = [
-        [at.slo, probe.load, probe.probe, at.ended, at.share, at.low, at.high, at.allowed]
-        for probe, at in judged
-    ]
-    columns = [
-        ShownColumn("SLO"),
-        ShownColumn("load", DisplayUnit(facts.unit)),
-        ShownColumn("probe", COUNT),
-        ShownColumn("requests", COUNT),
-        ShownColumn("over the limit", PERCENT),
-        ShownColumn("from", PERCENT),
-        ShownColumn("to", PERCENT),
-        ShownColumn("allowed", PERCENT),
-    ]
-    caption = "From and to: the 95 % interval of the share."
-    return [Table(columns=columns, rows=rows, caption=caption)] if rows else []
+def _judged(facts: CapacityFacts) -> Table:
+    return Table.of(
+        [(probe, slo) for probe in _ranked(facts) for slo in probe.slos],
+        {
+            ShownColumn("SLO"): lambda each: each[1].slo,
+            ShownColumn("load", units.DisplayUnit(facts.unit)): lambda each: each[0].load,
+            ShownColumn("probe", units.COUNT): lambda each: each[0].probe,
+            ShownColumn("requests", units.COUNT): lambda each: each[1].ended,
+            ShownColumn("over the limit", units.PERCENT): lambda each: each[1].share,
+            ShownColumn("from", units.PERCENT): lambda each: each[1].low,
+            ShownColumn("to", units.PERCENT): lambda each: each[1].high,
+            ShownColumn("allowed", units.PERCENT): lambda each: each[1].allowed,
+        },
+        caption="From and to: the 95 % interval of the share.",
+    )
 
 
-def _passports(facts: CapacityFacts) -> list[Part]:
-    rows: list[list[Cell]] = [
-        [probe.probe, probe.verdict, "; ".join(probe.reasons)] for probe in facts.probes
-    ]
-    columns = [
-        ShownColumn("probe", COUNT),
-        ShownColumn("verdict", status=True),
-        ShownColumn("reasons"),
-    ]
-    return [Table(columns=columns, rows=rows)] if rows else []
+def _passports(facts: CapacityFacts) -> Table:
+    return Table.of(
+        facts.probes,
+        {
+            ShownColumn("probe", units.COUNT): lambda probe: probe.probe,
+            ShownColumn("verdict", status=True): lambda probe: probe.verdict,
+            ShownColumn("reasons"): lambda probe: "; ".join(probe.reasons),
+        },
+    )
 
 
 # --- figures ---------------------------------------------------------------------------------
@@ -219,17 +193,17 @@ def _figures(facts: CapacityFacts) -> list[Part]:
                    caption="All requests. An SLO is of one class: a probe may miss it though this "
                    "line is below. The answer's interval is shaded."),
         over_throughput(facts),
-        *(share for share in shares if share is not None),
-        _over_load(facts, "Requests asked and completed", ShownColumn("requests", PER_S), [
+        *shares,
+        _over_load(facts, "Requests asked and completed", ShownColumn("requests", units.PER_S), [
             _line("completed", ranked, _load, _completed),
             _line("asked", ranked, _load, lambda probe: probe.offered_per_s, muted=True),
         ]),
-        _over_load(facts, "Storage throughput", ShownColumn("throughput", GIB_PER_S), [
+        _over_load(facts, "Storage throughput", ShownColumn("throughput", units.GIB_PER_S), [
             _line("read", ranked, _load, lambda probe: probe.storage_read_bytes_per_s),
             _line("write", ranked, _load, lambda probe: probe.storage_write_bytes_per_s),
         ]),
     ]  # fmt: skip
-    return [figure for figure in every if any(figure.points())]
+    return present(*every)
 
 
 def _load(probe: ProbeFacts) -> float:
@@ -315,7 +289,7 @@ def _over_load(
     low = answer.low or 0.0
     return Figure(
         title=title,
-        x=ShownColumn("load", DisplayUnit(facts.unit)),
+        x=ShownColumn("load", units.DisplayUnit(facts.unit)),
         y=y,
         lines=lines,
         scale=Scale.LOG if most > _WIDE * least else Scale.LINEAR,
@@ -330,10 +304,7 @@ def _over_load(
 
 def _limits(facts: CapacityFacts) -> list[Level]:
     """Of SLOs on a percentile that is drawn, in ms."""
-    try:
-        slos = [slo for text in facts.slo for slo in parse_slos(text)]
-    except UsageError as error:
-        raise MisshapenError(f"slo: {error}") from None
+    slos = slos_of(facts.slo, "slo")
     return [Level(name=str(slo), y=slo.limit_ns / NS_PER_MS) for slo in slos if slo.percent <= 99]
 
 
@@ -351,15 +322,18 @@ def _shares(facts: CapacityFacts, slo: str) -> Figure | None:
     return _over_load(
         facts,
         f"Requests over {slo}",
-        ShownColumn("over the limit", PERCENT),
+        ShownColumn("over the limit", units.PERCENT),
         [Line(name="", points=[_share_point(*each) for each in judged], path=())],
         levels=[] if allowed is None else [Level(name="allowed", y=allowed)],
     )
 
 
 def _share_point(probe: ProbeFacts, slo: JudgedSlo) -> PlotPoint:
+    ends = None
+    if slo.low is not None and slo.high is not None:
+        ends = IntervalEnds(low=slo.low, high=slo.high)
     mark = "" if probe.inside else probe.state
-    return PlotPoint(x=probe.load, y=slo.share or 0.0, low=slo.low, high=slo.high, mark=mark)
+    return PlotPoint(x=probe.load, y=slo.share or 0.0, interval=ends, mark=mark)
 
 
 # --- several searches ------------------------------------------------------------------------
@@ -368,43 +342,37 @@ def _share_point(probe: ProbeFacts, slo: JudgedSlo) -> PlotPoint:
 def capacities_view(named: Sequence[tuple[str, Json]]) -> View:
     """Several searches: their answers, and their p95 over throughput. Raises MisshapenError."""
     searches = [(name, converted(section, CapacityFacts, "")) for name, section in named]
-    rows: list[list[Cell]] = [
-        [
-            name,
-            facts.verdict,
-            facts.answer.load,
-            facts.unit,
-            _interval(facts.answer),
-            facts.answer.requests_per_s,
-            facts.answer.storage_read_bytes_per_s,
-            facts.limited_by.what if facts.limited_by else "",
-        ]
-        for name, facts in searches
-    ]
-    columns = [
-        ShownColumn("search"),
-        ShownColumn("verdict", status=True),
-        ShownColumn("capacity", COUNT),
-        ShownColumn("unit"),
-        ShownColumn("interval"),
-        ShownColumn("requests", PER_S),
-        ShownColumn("storage read", GIB_PER_S),
-        ShownColumn("limited by"),
-    ]
+    answers = Table.of(
+        searches,
+        {
+            ShownColumn("search"): lambda each: each[0],
+            ShownColumn("verdict", status=True): lambda each: each[1].verdict,
+            ShownColumn("capacity", units.COUNT): lambda each: each[1].answer.load,
+            ShownColumn("unit"): lambda each: each[1].unit,
+            ShownColumn("interval"): lambda each: _interval(each[1].answer),
+            ShownColumn("requests", units.PER_S): lambda each: each[1].answer.requests_per_s,
+            ShownColumn("storage read", units.GIB_PER_S): lambda each: (
+                each[1].answer.storage_read_bytes_per_s
+            ),
+            ShownColumn("limited by"): lambda each: (
+                each[1].limited_by.what if each[1].limited_by else ""
+            ),
+        },
+    )
     lines = [
         _line(name, sorted(_ranked(facts), key=_completed), _completed, _response("p95"))
         for name, facts in searches
     ]
     over = Figure(title="Response p95 over requests completed", x=_COMPLETED, y=_RESPONSE,
                   lines=lines, log_y=True)  # fmt: skip
-    answers = ", ".join(f"{name} {figures(f.answer.load)} {f.unit}" for name, f in searches)
+    loads = ", ".join(f"{name} {figures(f.answer.load)} {f.unit}" for name, f in searches)
     return View(
         title="Capacity searches",
         status="side by side",
-        sentence=f"Capacities: {answers}.",
+        sentence=f"Capacities: {loads}.",
         about=[],
         sections=[
-            ViewSection(title="Answers", parts=[Table(columns=columns, rows=rows)]),
-            ViewSection(title="Over each other", parts=[over] if any(over.points()) else []),
+            ViewSection(title="Answers", parts=[answers]),
+            ViewSection(title="Over each other", parts=present(over)),
         ],
     )

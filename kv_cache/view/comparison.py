@@ -1,7 +1,7 @@
 """What a comparison shows: what is compared, each metric's ratio with its interval and whether that
 is better or worse, what else differs, and the results over each other."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kv_cache.core.errors import UsageError
 from kv_cache.core.format import as_text
@@ -22,33 +22,22 @@ from kv_cache.result.comparison import (
 from kv_cache.result.metrics import METRICS, Metric
 from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import PublishedRun
+from kv_cache.view import series, units
 from kv_cache.view.identity import drive_texts, headline_text, identity_facts
 from kv_cache.view.latency import percentile_figure
 from kv_cache.view.moves import side_times
 from kv_cache.view.parts import (
-    COUNT,
-    GIB_PER_S,
-    MS,
-    Cell,
     Figure,
     Part,
     Remarks,
-    Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
+    hidden_section,
+    present,
 )
 from kv_cache.view.run import tier_table, traced_only
-from kv_cache.view.series import (
-    SINCE_MEASURED,
-    Value,
-    common_step,
-    measured_windows,
-    side_rate,
-    step_line,
-    stepped,
-)
 
 _MOST_NAMED = 6
 
@@ -71,8 +60,8 @@ def comparison_view(inputs: Sequence[Input]) -> View:
             _inputs(inputs),
             *_numbers(inputs, comparison),
             *_differences(comparison),
-            ViewSection(title="Over each other", parts=_overlaid(inputs), terminal=False),
-            ViewSection(title="Tiers", parts=_tiers(inputs), terminal=False),
+            hidden_section("Over each other", _overlaid(inputs)),
+            hidden_section("Tiers", _tiers(inputs)),
         ],
     )
 
@@ -115,8 +104,7 @@ def _inputs(inputs: Sequence[Input]) -> ViewSection:
         rows=[[name, *(row.get(name, "") for row in facts)] for name in names],
         caption=f"{base.label} is the baseline.",
     )
-    parts: list[Part] = [about, *([Remarks(texts=same)] if same else [])]
-    return ViewSection(title="What is side by side", parts=parts)
+    return ViewSection(title="What is side by side", parts=[about, *present(Remarks(texts=same))])
 
 
 def _facts(each: Input) -> Iterator[tuple[str, str]]:
@@ -143,9 +131,8 @@ def _numbers(inputs: Sequence[Input], comparison: Comparison | None) -> Iterator
     base = inputs[0]
     for other in inputs[1:]:
         rows = comparison.against(other.label)
-        parts: list[Part] = [_ratios(base, other, rows)]
-        if unjudged := list(_without_interval(rows)):
-            parts.append(Remarks(texts=unjudged))
+        unjudged = Remarks(texts=list(_without_interval(rows)))
+        parts = [_ratios(base, other, rows), *present(unjudged)]
         yield ViewSection(title=f"{other.label} against {base.label}", parts=parts)
     yield ViewSection(title="How sure", parts=[Remarks(texts=[_how_sure(comparison)])])
 
@@ -159,28 +146,17 @@ def _label(metric: Metric) -> str:
 
 
 def _ratios(base: Input, other: Input, rows: Sequence[Row]) -> Table:
-    cells: list[list[Cell]] = [
-        [
-            _label(row.metric),
-            _word(row),
-            _in_unit(row.metric, row.baseline),
-            _in_unit(row.metric, row.value),
-            row.ratio,
-            *(row.interval or (None, None)),
-        ]
-        for row in rows
-    ]
-    return Table(
-        columns=[
-            ShownColumn("metric"),
-            ShownColumn(f"{other.label} is", status=True),
-            ShownColumn(base.label, COUNT),
-            ShownColumn(other.label, COUNT),
-            ShownColumn(f"{other.label}/{base.label}", COUNT),
-            ShownColumn("from", COUNT),
-            ShownColumn("to", COUNT),
-        ],
-        rows=cells,
+    return Table.of(
+        rows,
+        {
+            ShownColumn("metric"): lambda row: _label(row.metric),
+            ShownColumn(f"{other.label} is", status=True): _word,
+            ShownColumn(base.label, units.COUNT): lambda row: _in_unit(row.metric, row.baseline),
+            ShownColumn(other.label, units.COUNT): lambda row: _in_unit(row.metric, row.value),
+            ShownColumn(f"{other.label}/{base.label}", units.COUNT): lambda row: row.ratio,
+            ShownColumn("from", units.COUNT): lambda row: row.interval and row.interval.low,
+            ShownColumn("to", units.COUNT): lambda row: row.interval and row.interval.high,
+        },
     )
 
 
@@ -219,7 +195,7 @@ def _how_sure(comparison: Comparison) -> str:
 def _side_by_side(inputs: Sequence[Input]) -> Table:
     rows = [(metric, [_value(each, metric) for each in inputs]) for metric in METRICS.values()]
     return Table(
-        columns=[ShownColumn("metric"), *(ShownColumn(each.label, COUNT) for each in inputs)],
+        columns=[ShownColumn("metric"), *(ShownColumn(each.label, units.COUNT) for each in inputs)],
         rows=[
             [_label(metric), *(_in_unit(metric, value) for value in values)]
             for metric, values in rows
@@ -281,18 +257,15 @@ def _overlaid(inputs: Sequence[Input]) -> list[Part]:
     runs = _runs(inputs)
     if len(runs) < 2:
         return []
-    curves: list[tuple[str, Callable[[PublishedRun], Histogram]]] = [
-        (
-            "One storage read (whole), each result",
-            lambda run: side_times(run, "storage", OpKind.READ, "total"),
-        ),
-        ("Response of all requests, each result", _responses),
+    reads = [
+        (label, side_times(run, "storage", OpKind.READ, "total")) for label, run in runs.items()
     ]
-    percentiles = [
-        percentile_figure(title, [(label, values(run)) for label, run in runs.items()])
-        for title, values in curves
-    ]
-    return [*_over_time(runs), *(figure for figure in percentiles if figure is not None)]
+    responses = [(label, _responses(run)) for label, run in runs.items()]
+    return present(
+        *_over_time(runs),
+        percentile_figure("One storage read (whole), each result", reads),
+        percentile_figure("Response of all requests, each result", responses),
+    )
 
 
 def _responses(run: PublishedRun) -> Histogram:
@@ -301,35 +274,21 @@ def _responses(run: PublishedRun) -> Histogram:
 
 
 def _over_time(runs: dict[str, PublishedRun]) -> Iterator[Figure]:
-    measured = {label: measured_windows(run) for label, run in runs.items()}
+    measured = {label: series.measured_windows(run) for label, run in runs.items()}
     known = {label: windows for label, windows in measured.items() if windows}
     if len(known) < 2:
         return
-    step = common_step(list(known.values()))
-    drawn: list[tuple[str, ShownColumn, Value, bool]] = [
-        ("Storage read", ShownColumn("moved", GIB_PER_S), side_rate("storage", "read"), False),
-        ("Storage write", ShownColumn("moved", GIB_PER_S), side_rate("storage", "write"), False),
-        (
-            "Storage read p95",
-            ShownColumn("time", MS),
-            lambda window: window.side("storage", "read").p95_ms,
-            True,
-        ),
-    ]
-    for title, column, value, log_y in drawn:
-        lines = [
-            step_line(label, stepped(windows, step, value), step)
-            for label, windows in known.items()
-        ]
-        if any(point.y > 0 for line in lines for point in line.points):
-            yield Figure(
-                title=title,
-                x=SINCE_MEASURED,
-                y=column,
-                lines=[line for line in lines if line.points],
-                scale=Scale.TIME,
-                log_y=log_y,
-            )
+    step = series.common_step(list(known.values()))
+    moved, time = ShownColumn("moved", units.GIB_PER_S), ShownColumn("time", units.MS)
+    for title, column, value in (
+        ("Storage read", moved, series.side_rate("storage", "read")),
+        ("Storage write", moved, series.side_rate("storage", "write")),
+        ("Storage read p95", time, series.side_percentile("read", "p95")),
+    ):
+        lines = {label: series.stepped(windows, step, value) for label, windows in known.items()}
+        some = {label: line for label, line in lines.items() if line}
+        if any(height > 0 for line in some.values() for height in line.values()):
+            yield series.stepped_figure(title, column, some, step, log_y=column is time)
 
 
 def _tiers(inputs: Sequence[Input]) -> list[Part]:

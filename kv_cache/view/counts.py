@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind, Phase
-from kv_cache.core.units import AT_LEAST, MISSING, human_bytes
+from kv_cache.core.units import human_bytes
 from kv_cache.result.paths import number_at, value_at
-from kv_cache.result.published import Percentiles, PublishedRun
-from kv_cache.view.moves import SIZE_COLUMNS, objects_text
-from kv_cache.view.parts import GIBIBYTES, PERCENT
+from kv_cache.result.published import PublishedRun
+from kv_cache.view import units
+from kv_cache.view.latency import ms_text
+from kv_cache.view.moves import SIZE_COLUMNS, object_sizes, objects_text
 
 Fact = tuple[str, str]
 _SIDES = ("read", "write")
@@ -27,11 +28,7 @@ def counted_facts(run: PublishedRun) -> Iterator[Fact]:
 
 
 def _objects(run: PublishedRun) -> Iterator[Fact]:
-    storage = run.tiers.get("storage")
-    for kind in _SIDES if storage is not None else ():
-        sizes = getattr(storage, kind).object_bytes
-        if sizes is None or not sizes.objects:
-            continue
+    for kind, sizes in object_sizes(run).items():
         shown = ", ".join(
             f"{name} {human_bytes(size)}"
             for name in SIZE_COLUMNS
@@ -55,21 +52,10 @@ def _requests(run: PublishedRun) -> Iterator[Fact]:
         )
     ]
     ttft, response = done.ttft_ms, done.response_ms
-    yield (
-        "requests",
-        (
-            f"{figures(rates[0])}/s, {figures(rates[1])} tokens/s; "
-            f"TTFT p50 {ms_text(ttft, 'p50')} p95 {ms_text(ttft, 'p95')} ms; "
-            f"response p50 {ms_text(response, 'p50')} p95 {ms_text(response, 'p95')} ms"
-        ),
-    )
-
-
-def ms_text(latency: Percentiles, name: str) -> str:
-    """A percentile in ms, marked where it is a lower bound."""
-    sign = AT_LEAST if name in latency.at_least else ""
-    value: float | None = getattr(latency, name)
-    return MISSING if value is None else f"{sign}{figures(value)}"
+    text = f"{figures(rates[0])}/s, {figures(rates[1])} tokens/s; "
+    text += f"TTFT p50 {ms_text(ttft, 'p50')} p95 {ms_text(ttft, 'p95')} ms; "
+    text += f"response p50 {ms_text(response, 'p50')} p95 {ms_text(response, 'p95')} ms"
+    yield "requests", text
 
 
 def _reuse(run: PublishedRun) -> Iterator[Fact]:
@@ -78,11 +64,11 @@ def _reuse(run: PublishedRun) -> Iterator[Fact]:
     if reuse is None or reuse.looked_up is None or reuse.hits is None:
         return
     text = f"{reuse.hits:,} of {reuse.looked_up:,} blocks looked up were hits"
-    text += f" ({PERCENT.measured(reuse.reuse_hit_ratio)})"
+    text += f" ({units.PERCENT.measured(reuse.reuse_hit_ratio)})"
     if reuse.offered_token_ratio is not None:
         least = "" if reuse.offered_is_exact else "at least "
-        text += f"; {PERCENT.measured(reuse.achieved_token_ratio)} of all tokens, of "
-        text += f"{least}{PERCENT.measured(reuse.offered_token_ratio)} on offer"
+        text += f"; {units.PERCENT.measured(reuse.achieved_token_ratio)} of all tokens, of "
+        text += f"{least}{units.PERCENT.measured(reuse.offered_token_ratio)} on offer"
     yield "reuse", text
 
 
@@ -90,17 +76,13 @@ def _retrieval(run: PublishedRun) -> Iterator[Fact]:
     rag, reuse = run.workload, run.reuse
     if rag is None or rag.rag_documents is None or reuse is None:
         return
-    yield (
-        "rag",
-        (
-            f"{reuse.retrieved_requests} retrievals, {reuse.retrieved_hits} of "
-            f"{reuse.retrieved_looked_up} blocks were hits "
-            f"({PERCENT.measured(reuse.retrieved_hit_ratio)}, reuse {rag.rag_reuse}), "
-            f"{GIBIBYTES.measured(reuse.retrieved_loaded_bytes or 0)} "
-            f"loaded; {rag.rag_ingested_documents} of {rag.rag_documents} documents ingested "
-            f"before, {GIBIBYTES.measured(rag.rag_ingested_bytes or 0)}"
-        ),
-    )
+    loaded = units.GIBIBYTES.measured(reuse.retrieved_loaded_bytes or 0)
+    ingested = units.GIBIBYTES.measured(rag.rag_ingested_bytes or 0)
+    text = f"{reuse.retrieved_requests} retrievals, {reuse.retrieved_hits} of "
+    text += f"{reuse.retrieved_looked_up} blocks were hits "
+    text += f"({units.PERCENT.measured(reuse.retrieved_hit_ratio)}, reuse {rag.rag_reuse}), "
+    text += f"{loaded} loaded; {rag.rag_ingested_documents} of {rag.rag_documents} documents "
+    yield "rag", f"{text}ingested before, {ingested}"
 
 
 def _verified(run: PublishedRun) -> Iterator[Fact]:
@@ -108,13 +90,8 @@ def _verified(run: PublishedRun) -> Iterator[Fact]:
     if check is None or check.mode == "none":
         return
     wrong = sum(row.count for row in run.failed_operations if row.reason == "verification-failed")
-    yield (
-        "verified",
-        (
-            f"{check.objects:,} objects, {GIBIBYTES.measured(check.bytes)} by {check.mode}: "
-            f"{wrong} wrong"
-        ),
-    )
+    size = units.GIBIBYTES.measured(check.bytes)
+    yield "verified", f"{check.objects:,} objects, {size} by {check.mode}: {wrong} wrong"
 
 
 def _kernel(run: PublishedRun) -> Iterator[Fact]:
@@ -126,7 +103,7 @@ def _kernel(run: PublishedRun) -> Iterator[Fact]:
         ("kernel", "counted", "process_to_claimed"),
     ):
         parts = [
-            f"{kind} {PERCENT.measured(value)}"
+            f"{kind} {units.PERCENT.measured(value)}"
             for kind in _SIDES
             if (value := getattr(getattr(books, kind), share)) is not None
             and getattr(books, kind).claimed_bytes
@@ -171,10 +148,5 @@ def _users(run: PublishedRun) -> Iterator[Fact]:
     path = " ".join(figures(row.users) for row in rows[-_MOST_DECISIONS:])
     more = max(0, len(rows) - _MOST_DECISIONS)
     path = f"{more} more, {path}" if more else path
-    yield (
-        "users",
-        (
-            f"{first} -> {figures(rows[-1].users)}, {settled}, by {len(rows)} decisions ({path}): "
-            f"{rows[-1].reason}"
-        ),
-    )
+    text = f"{first} -> {figures(rows[-1].users)}, {settled}, by {len(rows)} decisions ({path}): "
+    yield "users", f"{text}{rows[-1].reason}"

@@ -16,30 +16,24 @@ from kv_cache.result.comparison import LABELS
 from kv_cache.result.kinds import RUN
 from kv_cache.result.metrics import Json
 from kv_cache.result.published import RANKS
-from kv_cache.result.run import MisshapenError
+from kv_cache.result.run import MisshapenError, not_as_written
 from kv_cache.result.trials import SCHEMA as TRIALS
 from kv_cache.view.markdown import MARK as MARKDOWN_MARK
 from kv_cache.view.markdown import markdown as view_markdown
 from kv_cache.view.page import MARK as HTML_MARK
 from kv_cache.view.page import page
+from kv_cache.view.page.parts import Doc
 from kv_cache.view.parts import View
-from kv_cache.view.sheets import CSV_MARK, require_workbook, summary_csv, view_workbook, workbook
+from kv_cache.view.sheets import CSV_MARK, require_workbook, summary_csv, workbook
 from kv_cache.view.together import together_view
 from kv_cache.view.views import view_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Doc):
     """One of the results: the `document` as it stands in the file, which `name` says."""
 
-    label: str
     path: Path
-    name: str
-    document: Json
-
-    @property
-    def schema(self) -> str:
-        return str(self.document[SECTION]["schema"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +83,7 @@ def _workbook(sources: Sequence[Source]) -> bytes:
         return workbook(_runs(sources, "xlsx"))
     source = sources[0]
     run = source.schema.startswith(RUN) or source.schema == RANKS
-    return view_workbook(_view(source), [source.document] if run else [])
+    return workbook([source.document] if run else [], _view(source))
 
 
 def _view(source: Source) -> View:
@@ -99,17 +93,14 @@ def _view(source: Source) -> View:
             f"{source.path} is of schema {source.schema}, which this form does not show; take "
             "html, or plot for a picture"
         )
-    return _placed(source, lambda: make(source.document[SECTION]))
+    return _placed(source, lambda: make(source.section))
 
 
 def _placed(source: Source, make: Callable[[], View]) -> View:
     try:
         return make()
     except MisshapenError as error:
-        raise UsageError(
-            f"{source.path}: {SECTION}.{error}; the file was cut or changed, so give an untouched "
-            "result"
-        ) from None
+        raise not_as_written(source.path, f"{SECTION}.{error}") from None
 
 
 FORMATS: Mapping[str, Format] = {
@@ -154,7 +145,7 @@ DEFAULT = "html"
 
 def _timed(sources: Sequence[Source]) -> list[TimedRun]:
     _ = _runs(sources, "hdr")
-    return [TimedRun.of(s.label, s.path, s.document[SECTION]) for s in sources]
+    return [TimedRun.of(s.label, s.path, s.section) for s in sources]
 
 
 def read_sources(paths: Sequence[Path], read: Callable[[Path], Json]) -> list[Source]:

@@ -1,6 +1,7 @@
 """What was run, and on what drive, in a line each: for the summary and the reports."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from kv_cache.config.root import Config
@@ -9,21 +10,15 @@ from kv_cache.core.format import figures
 from kv_cache.core.text import printable
 from kv_cache.core.units import MISSING, human_bytes
 from kv_cache.result.metrics import METRICS, Json
-from kv_cache.result.paths import number_at, value_at
+from kv_cache.result.paths import list_at, number_at, value_at
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import converted
-from kv_cache.view.parts import GIBIBYTES
-from kv_cache.view.traced import trace_text
+from kv_cache.view import units
 
 
 def plain(text: str) -> str:
     """Text of a user on one line, such as a terminal can be shown."""
     return printable(text, instead=" ")
-
-
-def _rows(value: Any, path: str) -> list[Any]:
-    rows = value_at(value, path)
-    return rows if isinstance(rows, list) else []
 
 
 def run_text(section: Json) -> str:
@@ -42,18 +37,13 @@ def _who(section: Json) -> Iterator[str]:
     """The source of requests, and how many ask or how often."""
     source, users = value_at(section, "workload.source"), number_at(section, "workload.users")
     rate = number_at(section, "workload.request_rate_per_s")
+    count = MISSING if users is None else f"{users:.0f}"
     if source == "synthetic-users":
-        later = (
-            " at first, autoscaled"
-            if value_at(section, "config.autoscaler.enabled") is True
-            else ""
-        )
-        count = MISSING if users is None else f"{users:.0f}"
-        yield f"{count} synthetic users{later}"
+        autoscaled = value_at(section, "config.autoscaler.enabled") is True
+        yield f"{count} synthetic users{' at first, autoscaled' if autoscaled else ''}"
         if rate is None:
             yield f"{value_at(section, 'workload.loop')} loop"
     elif source == "sessions":
-        count = MISSING if users is None else f"{users:.0f}"
         yield f"sessions of a trace, {count} at a time"
     elif source == "trace":
         speedup = number_at(section, "workload.speedup")
@@ -89,12 +79,10 @@ def drive_text(row: Any) -> str:
     """File system, mount point, and each disk with model, size and firmware."""
     kind, point = value_at(row, "filesystem.type"), value_at(row, "filesystem.mount_point")
     if value_at(row, "object_store") is not None:
-        server = value_at(row, "object_store.server") or MISSING
-        bucket, endpoint = (
-            value_at(row, "object_store.bucket"),
-            value_at(row, "object_store.endpoint"),
+        bucket, endpoint, server = (
+            value_at(row, f"object_store.{key}") for key in ("bucket", "endpoint", "server")
         )
-        return f"bucket {bucket} of {endpoint} (server {server})"
+        return f"bucket {bucket} of {endpoint} (server {server or MISSING})"
     device, disks = value_at(row, "device"), value_at(row, "disks")
     some = disks if isinstance(disks, list) and disks else [device]
     texts = [_disk(disk) for disk in some if value_at(disk, "name") is not None]
@@ -114,10 +102,8 @@ def _disk(disk: Any) -> str:
 
 def headline_text(section: Json) -> str:
     """The headline with its interval; empty where the document has none."""
-    metric, rate = (
-        METRICS.get(str(value_at(section, "headline.metric"))),
-        number_at(section, "headline.bytes_per_second"),
-    )
+    metric = METRICS.get(str(value_at(section, "headline.metric")))
+    rate = number_at(section, "headline.bytes_per_second")
     if metric is None or rate is None:
         return ""
     return f"{metric.label} {metric.shown(rate)} {metric.shown_unit} ({interval_text(section)})"
@@ -126,10 +112,9 @@ def headline_text(section: Json) -> str:
 def interval_text(section: Json) -> str:
     """From where to where the headline may lie within this run, or why that is not known."""
     metric = METRICS[str(value_at(section, "headline.metric"))]
-    ends = [
+    low, high, confidence = (
         number_at(section, f"headline.within_run.{end}") for end in ("low", "high", "confidence")
-    ]
-    low, high, confidence = ends
+    )
     if low is None or high is None or confidence is None:
         return f"no interval: {value_at(section, 'headline.why_none')}"
     return f"{metric.shown(low)} to {metric.shown(high)} within this run, {100 * confidence:.0f} %"
@@ -155,8 +140,8 @@ def disk_models(environment: Any) -> list[str]:
     """Return the models of all disks, or their names where a model is not known."""
     disks = [
         value_at(disk, "model") or value_at(disk, "name")
-        for row in _rows(environment, "drives")
-        for disk in _rows(row, "disks")
+        for row in list_at(environment, "drives")
+        for disk in list_at(row, "disks")
     ]
     return [str(disk) for disk in dict.fromkeys(disks) if disk]
 
@@ -209,6 +194,39 @@ def machine_text(section: Json) -> str:
         value_at(section, "environment.hostname"),
         value_at(section, "environment.cpu.model"),
         None if cores is None else f"{figures(cores)} cores",
-        None if memory is None else f"{GIBIBYTES.measured(memory)} of memory",
+        None if memory is None else f"{units.GIBIBYTES.measured(memory)} of memory",
     ]
     return ", ".join(plain(str(part)) for part in parts if part)
+
+
+# --- the trace -------------------------------------------------------------------------------
+
+_ORIGINS = {"format": "as its format says", "detected": "detected", "option": "as asked for"}
+_NOTES = {
+    "failed": "failed requests left out",
+    "backward": "rows whose time goes back",
+    "unanswered": "unanswered turns left out",
+    "too_long": "turns that are too long left out",
+    "no_blocks": "requests without blocks left out",
+    "left_out": "operations that are no access left out",
+}
+_LONGEST_NAME = 57
+
+
+def trace_text(trace: TraceNotes) -> str:
+    """The trace with its rows; empty for synthetic users."""
+    if not trace.files:
+        return ""
+    several = len(trace.files) > 1
+    name = f"{len(trace.files)} files" if several else PurePath(trace.files[0]).name
+    rows = trace.rows or 0
+    taken = rows if trace.asked_rows is None else trace.asked_rows
+    texts = [f"{rows:,} rows" if taken == rows else f"{taken:,} of {rows:,} rows"]
+    if trace.time_unit is not None:
+        origin = _ORIGINS.get(str(trace.time_unit_from), trace.time_unit_from)
+        texts.append(f"times in {trace.time_unit} ({origin})")
+    if trace.skipped_bad_rows:
+        texts.append(f"{trace.skipped_bad_rows:,} bad rows left out")
+    texts += [f"{count:,} {_NOTES.get(note, note)}" for note, count in trace.notes.items()]
+    shown = printable(name, longest=_LONGEST_NAME)
+    return f"{shown} ({trace.format or 'unknown format'}): {', '.join(texts)}"

@@ -6,33 +6,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from kv_cache.core.format import figures
 from kv_cache.lab.judge import PolicyFailure, PolicyOrder
 from kv_cache.lab.table import FoundShares, LabColumn, LabEntry, LabTable
+from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.result.lab import OWN, FoundBy, HeldAs, LabCase, LabFacts, by_blocks, by_prefix
 from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
-from kv_cache.view.identity import origin_texts
+from kv_cache.view import units
+from kv_cache.view.identity import origin_texts, trace_text
 from kv_cache.view.parts import (
-    GIBIBYTES,
-    PERCENT,
     Cell,
-    DisplayUnit,
     FactList,
     Figure,
     Line,
-    Part,
     PlotPoint,
     Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
-    bytes_text,
+    present,
 )
-from kv_cache.view.traced import trace_text
 
 _MOST_TOLD = 2  # failures of a kind that are told in a line
-_SHARE = DisplayUnit("", 0.01)  # of a column whose table says that it is in percent
-_ROOM = ShownColumn("room", GIBIBYTES)
-_MISSED = ShownColumn("missed", PERCENT)
+_SHARE = units.DisplayUnit("", 0.01)  # of a column whose table says that it is in percent
+_ROOM = ShownColumn("room", units.GIBIBYTES)
+_MISSED = ShownColumn("missed", units.PERCENT)
 
 Rule = Callable[[LabColumn], FoundBy]
 _RULES: Mapping[str, Rule] = {"by blocks": by_blocks, "by prefix": by_prefix}
@@ -97,12 +94,13 @@ def _sentence(facts: LabFacts) -> str:
         key=lambda each: each[1].hit_ratio,
     )
     bound = max(each.hit_ratio for entry, each in by_rule.entries if entry.kind == "bound")
+    share = units.PERCENT.measured(shares.hit_ratio)
     return (
-        f"With {column.capacity} ({bytes_text(column.room_bytes)}) {best.policy} finds most of the "
-        f"{len(policies)} policies, {PERCENT.measured(shares.hit_ratio)} of the blocks looked up"
+        f"With {column.capacity} ({units.bytes_text(column.room_bytes)}) {best.policy} finds most "
+        f"of the {len(policies)} policies, {share} of the blocks looked up"
         f"{' by prefix' if prefix else ''}, "
         f"{_shown_better(by_rule.order, best.policy)}; without limits it is "
-        f"{PERCENT.measured(bound)}."
+        f"{units.PERCENT.measured(bound)}."
     )
 
 
@@ -119,7 +117,8 @@ def _shown_better(order: PolicyOrder | None, policy: str) -> str:
 
 def _case(facts: LabFacts, case: LabCase, *, several: bool, first: bool) -> Iterator[ViewSection]:
     """What a case asks for, then a section for each residency."""
-    rows = [*(_source_facts(facts) if first else ()), *_case_facts(case)]
+    trace = trace_text(facts.source) if first else ""
+    rows = [*([("trace", trace)] if trace else []), *_case_facts(case)]
     yield ViewSection(
         title=f"Pattern {case.name}" if case.pattern else "What was asked",
         parts=[FactList(rows=rows)],
@@ -133,15 +132,9 @@ def _case(facts: LabFacts, case: LabCase, *, several: bool, first: bool) -> Iter
                 *_figures(table, where, as_held, several=several),
                 FactList(rows=list(_table_facts(table, held))),
                 *_tables(table),
-                *_failures(table),
+                *present(_failures(table)),
             ],
         )
-
-
-def _source_facts(facts: LabFacts) -> Iterator[tuple[str, str]]:
-    text = trace_text(facts.source)
-    if text:
-        yield "trace", text
 
 
 def _case_facts(case: LabCase) -> Iterator[tuple[str, str]]:
@@ -149,19 +142,19 @@ def _case_facts(case: LabCase) -> Iterator[tuple[str, str]]:
     seeds = f", mean of {case.seeds} seeds" if case.seeds > 1 else ""
     if case.pattern:
         yield "pattern", f"{case.name}{seeds}: {case.pattern}"
-    size = f"of {bytes_text(base.block_bytes)}" if base.block_bytes else "of different sizes"
+    size = f"of {units.bytes_text(base.block_bytes)}" if base.block_bytes else "of different sizes"
     lookups = f"{base.lookups:,.0f} looked up by {base.requests:,.0f} requests"
-    unique = f"{base.unique:,.0f} unique {size}: {bytes_text(base.working_set_bytes)}"
+    unique = f"{base.unique:,.0f} unique {size}: {units.bytes_text(base.working_set_bytes)}"
     yield "blocks", f"{lookups}, {unique}"
-    share = PERCENT.measured(base.compulsory / base.lookups if base.lookups else None)
+    share = units.PERCENT.measured(base.compulsory / base.lookups if base.lookups else None)
     yield "first", f"{share} of lookups are the first of their block: no cache finds them"
 
 
 def _table_facts(table: LabTable, held: HeldAs) -> Iterator[tuple[str, str]]:
     if held.name != OWN:
         scales = f", scales for each {held.group} elements" if held.group else ""
-        yield "held as", f"{held.name}, {PERCENT.measured(held.ratio)} of their bytes{scales}"
-    rooms = (f"{column.capacity} {bytes_text(column.room_bytes)}" for column in table.columns)
+        yield "held as", f"{held.name}, {units.PERCENT.measured(held.ratio)} of their bytes{scales}"
+    rooms = (f"{column.capacity} {units.bytes_text(column.room_bytes)}" for column in table.columns)
     yield "room", ", ".join(rooms)
     largest = table.columns[-1]
     took = [
@@ -267,13 +260,9 @@ def _lines(table: LabTable, rule: Rule, ratio: str) -> list[Line]:
         for entry, shares in rule(column).entries:
             kinds[entry.policy] = entry.kind
             ends = shares.interval if ratio == "miss_ratio" else None
+            missed = ends and IntervalEnds(low=1 - ends.high, high=1 - ends.low)
             points.setdefault(entry.policy, []).append(
-                PlotPoint(
-                    x=column.room_bytes,
-                    y=getattr(shares, ratio),
-                    low=None if ends is None else 1 - ends.high,
-                    high=None if ends is None else 1 - ends.low,
-                )
+                PlotPoint(x=column.room_bytes, y=getattr(shares, ratio), interval=missed)
             )
     return [
         Line(name=name, points=each, muted=kinds[name] != "policy") for name, each in points.items()
@@ -283,19 +272,19 @@ def _lines(table: LabTable, rule: Rule, ratio: str) -> list[Line]:
 # --- failures --------------------------------------------------------------------------------
 
 
-def _failures(table: LabTable) -> list[Part]:
-    rows: list[list[Cell]] = [
-        [each.policy, each.capacity, each.kind.replace("-", " "), each.hit_ratio, each.against]
-        for each in sorted(table.failures, key=_lost, reverse=True)
-    ]
-    columns = [
-        ShownColumn("policy"),
-        ShownColumn("capacity"),
-        ShownColumn("fails by"),
-        ShownColumn("hits by blocks", PERCENT),
-        ShownColumn("against", PERCENT),
-    ]
-    return [Table(title="Failures", columns=columns, rows=rows, detail=True)] if rows else []
+def _failures(table: LabTable) -> Table:
+    return Table.of(
+        sorted(table.failures, key=_lost, reverse=True),
+        {
+            ShownColumn("policy"): lambda failure: failure.policy,
+            ShownColumn("capacity"): lambda failure: failure.capacity,
+            ShownColumn("fails by"): lambda failure: failure.kind.replace("-", " "),
+            ShownColumn("hits by blocks", units.PERCENT): lambda failure: failure.hit_ratio,
+            ShownColumn("against", units.PERCENT): lambda failure: failure.against,
+        },
+        title="Failures",
+        detail=True,
+    )
 
 
 def _failure_texts(failures: Sequence[PolicyFailure]) -> Iterator[str]:
@@ -320,6 +309,3 @@ def _failure(failure: PolicyFailure) -> str:
     against = f"{than}{figures(100 * failure.against)}"
     ratio = "" if failure.kind == "no-hits" else f"{figures(100 * failure.hit_ratio)} < "
     return f"{failure.policy} at {failure.capacity} ({ratio}{against} %)"
-
-
-# --- text ------------------------------------------------------------------------------------

@@ -1,21 +1,13 @@
 """All values of a latency as a line of percentiles."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from kv_cache.core.format import figures
 from kv_cache.core.units import AT_LEAST
 from kv_cache.metrics.histogram import Histogram, supported
-from kv_cache.view.parts import (
-    COUNT,
-    MS,
-    MS_OF_NS,
-    Cell,
-    Figure,
-    Line,
-    PlotPoint,
-    Scale,
-    ShownColumn,
-    Table,
-)
+from kv_cache.result.published import Percentiles
+from kv_cache.view import units
+from kv_cache.view.parts import Cell, Figure, Line, Row, Scale, ShownColumn, Table
 
 NAMED = (50.0, 90.0, 95.0, 99.0, 99.9, 99.99)
 _FINEST = 16  # points for each factor of ten in the share above
@@ -23,7 +15,7 @@ _MOST_NINES = 4
 _PERCENTS = [
     round(100 - 10 ** (2 - step / _FINEST), 6) for step in range(_MOST_NINES * _FINEST + 1)
 ]
-_AXIS = ShownColumn("percentile (share of values below)", COUNT)
+PERCENTILE_AXIS = ShownColumn("percentile (share of values below)", units.COUNT)
 
 Curve = tuple[str, Histogram]
 """A name and all values, in ns."""
@@ -38,9 +30,9 @@ def percentile_figure(title: str, curves: Sequence[Curve], caption: str = "") ->
     note = "A line ends where there are too few values to know more." if ends else ""
     return Figure(
         title=title,
-        x=_AXIS,
-        y=ShownColumn("time", MS_OF_NS),
-        lines=[Line(name=name, points=_points(histogram)) for name, histogram in some],
+        x=PERCENTILE_AXIS,
+        y=ShownColumn("time", units.MS_OF_NS),
+        lines=[_line(name, histogram) for name, histogram in some],
         scale=Scale.PERCENTILE,
         log_y=True,
         caption=" ".join(text for text in (caption, note) if text),
@@ -49,10 +41,9 @@ def percentile_figure(title: str, curves: Sequence[Curve], caption: str = "") ->
     )
 
 
-def _points(histogram: Histogram) -> list[PlotPoint]:
+def _line(name: str, histogram: Histogram) -> Line:
     """As far as enough values lie beyond."""
-    values = zip(_PERCENTS, histogram.percentiles(_PERCENTS), strict=True)
-    return [PlotPoint(x=percent, y=ns) for percent, ns in values if ns is not None]
+    return Line.through(name, zip(_PERCENTS, histogram.percentiles(_PERCENTS), strict=True))
 
 
 def _numbers(title: str, curves: Sequence[Curve]) -> Table:
@@ -60,13 +51,34 @@ def _numbers(title: str, curves: Sequence[Curve]) -> Table:
         [name, histogram.count, *percentile_cells(histogram, NAMED), _ms(histogram.highest or 0)]
         for name, histogram in curves
     ]
-    columns = [ShownColumn(f"p{percent:g}", MS) for percent in NAMED]
-    return Table(
-        title=title,
-        columns=[ShownColumn("line"), ShownColumn("values", COUNT), *columns,
-                 ShownColumn("max", MS)],
-        rows=rows,
-    )  # fmt: skip
+    times = [ShownColumn(name, units.MS) for name in (*(f"p{p:g}" for p in NAMED), "max")]
+    columns = [ShownColumn("line"), ShownColumn("values", units.COUNT), *times]
+    return Table(title=title, columns=columns, rows=rows)
+
+
+def percentile_columns(
+    names: Sequence[str], times: Callable[[Row], Percentiles], what: str = ""
+) -> dict[ShownColumn, Callable[[Row], Cell]]:
+    """A column for each percentile of what a row took, for `Table.of`."""
+
+    def cell(name: str) -> Callable[[Row], Cell]:
+        return lambda row: percentile_cell(times(row), name)
+
+    return {ShownColumn(f"{what} {name}".strip(), units.MS): cell(name) for name in names}
+
+
+def percentile_cell(latency: Percentiles, name: str) -> Cell:
+    """A percentile in ms: None where too few values support it, a text where it is a lower
+    bound."""
+    value: float | None = getattr(latency, name)
+    if value is None or name not in latency.at_least:
+        return value
+    return f"{AT_LEAST}{figures(value)}"
+
+
+def ms_text(latency: Percentiles, name: str) -> str:
+    """The same as a text."""
+    return ShownColumn(name, units.MS).text(percentile_cell(latency, name))
 
 
 def percentile_cells(histogram: Histogram, percents: Sequence[float]) -> list[Cell]:
@@ -77,7 +89,7 @@ def percentile_cells(histogram: Histogram, percents: Sequence[float]) -> list[Ce
     return [
         None
         if percent not in bounds
-        else f"{AT_LEAST}{ShownColumn('', MS_OF_NS).text(bounds[percent].value)}"
+        else f"{AT_LEAST}{units.MS_OF_NS.text(bounds[percent].value)}"
         if bounds[percent].at_least
         else _ms(bounds[percent].value)
         for percent in percents

@@ -1,6 +1,6 @@
 """Where and how a result was made: the environment and the configuration, for any kind."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -9,7 +9,8 @@ from kv_cache.config.schema import to_mapping
 from kv_cache.core.format import as_text
 from kv_cache.core.units import GIB
 from kv_cache.result.metrics import Json
-from kv_cache.view.parts import GIBIBYTES, FactList, ShownColumn, Table, ViewSection
+from kv_cache.view import units
+from kv_cache.view.parts import FactList, ShownColumn, Table, ViewSection, hidden_section
 
 _ALWAYS_SET = ("run.seed", "output.output", "output.results_dir")
 """Options that differ from their default in every run, and say nothing of it."""
@@ -18,17 +19,15 @@ _FIRST = ("hostname", "program", "os", "cpu", "memory", "cgroup", "drives")
 
 def machine_sections(section: Json) -> Iterator[ViewSection]:
     """Environment and configuration, from the section `kv_cache` of a document."""
-    yield ViewSection(
-        title="Environment",
-        parts=list(_environment(section.get("environment"))),
-        absent="The document says nothing of the machine.",
-        terminal=False,
+    yield hidden_section(
+        "Environment",
+        list(_environment(section.get("environment"))),
+        "The document says nothing of the machine.",
     )
-    yield ViewSection(
-        title="Configuration",
-        parts=list(option_parts(section.get("config"), _defaults())),
-        absent="The document holds no configuration.",
-        terminal=False,
+    yield hidden_section(
+        "Configuration",
+        list(option_parts(section.get("config"), Config)),
+        "The document holds no configuration.",
     )
 
 
@@ -52,20 +51,20 @@ def _facts(pairs: list[tuple[str, Any]]) -> list[tuple[str, str]]:
 def _value_text(name: str, value: Any) -> str:
     """A value as people write it; many bytes in GiB as well."""
     if name.endswith("_bytes") and isinstance(value, int) and value >= GIB / 10:
-        return f"{as_text(value)} ({GIBIBYTES.measured(value)})"
+        return f"{as_text(value)} ({units.GIBIBYTES.measured(value)})"
     return as_text(value)
 
 
 @cache
-def _defaults() -> dict[str, Any]:
-    return dict(leaves(to_mapping(Config())))
+def _defaults(kind: Callable[[], object]) -> dict[str, Any]:
+    return dict(leaves(to_mapping(kind())))
 
 
-def option_parts(config: object, defaults: Json) -> Iterator[Table | FactList]:
+def option_parts(config: object, kind: Callable[[], object]) -> Iterator[Table | FactList]:
     """Options of a document beside their defaults, by their paths."""
     if not isinstance(config, Mapping) or not config:
         return
-    options = leaves(config)
+    options, defaults = leaves(config), _defaults(kind)
     changed = [
         [name, as_text(value), as_text(defaults.get(name))]
         for name, value in options

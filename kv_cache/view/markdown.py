@@ -4,24 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from kv_cache import __version__
 from kv_cache.core.text import printable
-from kv_cache.view.parts import (
-    BarChart,
-    FactList,
-    Figure,
-    FlowDiagram,
-    IntervalChart,
-    KeyNumbers,
-    Part,
-    Remarks,
-    Table,
-    View,
-)
+from kv_cache.view import parts
 
 MARK = "<!-- kv-cache report"
 """How such a file begins; one that begins so may be replaced."""
 
 
-def markdown(view: View) -> str:
+def markdown(view: parts.View) -> str:
     """The whole view but its details; texts are escaped."""
     blocks = [
         f"{MARK} {__version__} -->",
@@ -35,8 +24,8 @@ def markdown(view: View) -> str:
     if view.note:
         blocks.append(safe(view.note))
     for section in view.sections:
-        parts = [(part, list(_blocks(part))) for part in section.parts]
-        some = [(part, texts) for part, texts in parts if texts]
+        drawn = [(part, list(_blocks(part))) for part in section.parts]
+        some = [(part, texts) for part, texts in drawn if texts]
         if some:
             blocks.append(f"## {safe(section.title)}")
         for part, texts in some:
@@ -48,23 +37,22 @@ _MOST_POINTS = 60
 """A figure of more is a table that nobody reads: a page and a workbook have it."""
 
 
-def _blocks(part: Part) -> Iterator[str]:
+def _blocks(part: parts.Part) -> Iterator[str]:
+    """None of a detail, or of a figure of too many points."""
     match part:
-        case Table() if not part.detail:
+        case parts.Table() if not part.detail:
             numbers = [column.unit is not None for column in part.columns]
             yield _table(part.headings, part.cells(), numbers)
             if part.caption:
                 yield safe(part.caption)
-        case KeyNumbers() | BarChart() | FlowDiagram() | IntervalChart():
+        case parts.KeyNumbers() | parts.BarChart() | parts.FlowDiagram() | parts.IntervalChart():
             yield from _blocks(part.table())
-        case FactList() if not part.detail:
+        case parts.FactList() if not part.detail:
             yield _table(("", ""), [[name, text] for name, text in part.rows], (False, False))
-        case Remarks() if not part.detail:
+        case parts.Remarks() if not part.detail:
             yield _list(part.texts)
-        case Figure() if not part.detail and len(list(part.points())) <= _MOST_POINTS:
+        case parts.Figure() if not part.detail and len(list(part.points())) <= _MOST_POINTS:
             yield from _blocks(part.table())
-        case Table() | FactList() | Figure() | Remarks():
-            pass
 
 
 def _list(texts: Sequence[str]) -> str:

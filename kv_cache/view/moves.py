@@ -11,21 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.histogram import Histogram, merged
-from kv_cache.result.published import OperationFacts, PublishedRun
-from kv_cache.view.latency import Curve, percentile_cells, percentile_figure
+from kv_cache.result.published import ObjectSizes, OperationFacts, PublishedRun
+from kv_cache.view import units
+from kv_cache.view.latency import percentile_cells, percentile_figure
 from kv_cache.view.parts import (
-    COUNT,
-    GIBIBYTES,
-    MS,
-    PERCENT,
     Cell,
-    Figure,
     FlowArrow,
     FlowDiagram,
     Part,
     Remarks,
     ShownColumn,
     Table,
+    present,
 )
 
 TIERS = tuple(tier.label for tier in Tier)
@@ -62,7 +59,7 @@ def moves_parts(run: PublishedRun) -> list[Part]:
         _operations(window),
         Remarks(title="Causes", texts=meanings),
         *_sizes(run),
-        *_other_phases(run.operations),
+        *present(_other_phases(run.operations)),
     ]
 
 
@@ -85,9 +82,9 @@ def _operations(window: Mapping[Key, Sequence[OperationFacts]]) -> Table:
         title="Operations of the measured window, by tier, kind and cause",
         columns=[
             *map(ShownColumn, ("tier", "operation", "cause")),
-            ShownColumn("operations", COUNT),
-            ShownColumn("moved", GIBIBYTES),
-            *(ShownColumn(f"p{percent:g}", MS) for percent in percents),
+            ShownColumn("operations", units.COUNT),
+            ShownColumn("moved", units.GIBIBYTES),
+            *(ShownColumn(f"p{percent:g}", units.MS) for percent in percents),
         ],
         rows=[
             [
@@ -175,15 +172,12 @@ SIZE_COLUMNS = ("min", "mean", "p50", "p95", "max")
 
 def _sizes(run: PublishedRun) -> Iterator[Table]:
     """Sizes of the objects that storage moved, and their shares by powers of two."""
-    storage = run.tiers.get("storage")
-    sides = {} if storage is None else {"read": storage.read, "write": storage.write}
-    some = {kind: side.object_bytes for kind, side in sides.items() if side.object_bytes}
-    rows = {kind: sizes for kind, sizes in some.items() if sizes.objects}
+    rows = object_sizes(run)
     if not rows:
         return
     yield Table(
         title="Sizes of the objects that storage moved in the measured window",
-        columns=[ShownColumn("operation"), ShownColumn("objects", COUNT),
+        columns=[ShownColumn("operation"), ShownColumn("objects", units.COUNT),
                  *map(ShownColumn, SIZE_COLUMNS)],
         rows=[
             [kind, sizes.objects, *(_size(getattr(sizes, name)) for name in SIZE_COLUMNS)]
@@ -191,17 +185,24 @@ def _sizes(run: PublishedRun) -> Iterator[Table]:
         ],
         caption=objects_text(run),
     )  # fmt: skip
-    yield Table(
+    yield Table.of(
+        [(kind, sizes, *each) for kind, sizes in rows.items() for each in sizes.powers_of_two],
+        {
+            ShownColumn("operation"): lambda row: row[0],
+            ShownColumn("from"): lambda row: human_bytes(row[2]),
+            ShownColumn("share", units.PERCENT, bar=True): lambda row: row[3] / row[1].objects,
+        },
         title="Objects from a size to below twice as much",
-        columns=[ShownColumn("operation"), ShownColumn("from"),
-                 ShownColumn("share", PERCENT, bar=True)],
-        rows=[
-            [kind, human_bytes(low), count / sizes.objects]
-            for kind, sizes in rows.items()
-            for low, count in sizes.powers_of_two
-        ],
         detail=True,
-    )  # fmt: skip
+    )
+
+
+def object_sizes(run: PublishedRun) -> dict[str, ObjectSizes]:
+    """Those of the objects that storage read, and wrote."""
+    storage = run.tiers.get("storage")
+    sides = {} if storage is None else {"read": storage.read, "write": storage.write}
+    sizes = {kind: side.object_bytes for kind, side in sides.items()}
+    return {kind: each for kind, each in sizes.items() if each is not None and each.objects}
 
 
 def _size(nbytes: float | None) -> str:
@@ -217,47 +218,44 @@ def objects_text(run: PublishedRun) -> str:
     return ", ".join(texts)
 
 
-def _other_phases(rows: Sequence[OperationFacts]) -> Iterator[Table]:
+def _other_phases(rows: Sequence[OperationFacts]) -> Table:
     cells: list[list[Cell]] = [
         [phase.value, *key, sum(row.operations for row in group), _bytes(group)]
         for phase in Phase
         if phase is not Phase.MEASURE
         for key, group in _grouped(rows, phase).items()
     ]
-    if cells:
-        yield Table(
-            title="Outside the measured window",
-            columns=[
-                *map(ShownColumn, ("phase", "tier", "operation", "cause")),
-                ShownColumn("operations", COUNT),
-                ShownColumn("moved", GIBIBYTES),
-            ],
-            rows=cells,
-            detail=True,
-        )
+    return Table(
+        title="Outside the measured window",
+        columns=[
+            *map(ShownColumn, ("phase", "tier", "operation", "cause")),
+            ShownColumn("operations", units.COUNT),
+            ShownColumn("moved", units.GIBIBYTES),
+        ],
+        rows=cells,
+        detail=True,
+    )
 
 
 # --- latencies -------------------------------------------------------------------------------
 
 
-def tier_latencies(run: PublishedRun) -> list[Figure]:
+def tier_latencies(run: PublishedRun) -> list[Part]:
     """Percentiles of one operation on each tier, storage first."""
-    figures = []
-    for tier in reversed(TIERS):
-        curves: list[Curve] = []
-        for kind in (OpKind.READ, OpKind.WRITE):
-            curves += [
-                (f"{kind} whole", side_times(run, tier, kind, "total")),
-                (f"{kind} device", side_times(run, tier, kind, "device")),
-            ]
-        figures.append(
-            percentile_figure(
-                f"One operation on the {tier} tier",
-                curves,
-                "Whole: from the call of the tier to its answer. Device: inside the calls alone.",
-            )
+    caption = "Whole: from the call of the tier to its answer. Device: inside the calls alone."
+    figures = [
+        percentile_figure(
+            f"One operation on the {tier} tier",
+            [
+                (f"{kind} {words}", side_times(run, tier, kind, name))
+                for kind in (OpKind.READ, OpKind.WRITE)
+                for words, name in (("whole", "total"), ("device", "device"))
+            ],
+            caption,
         )
-    return [figure for figure in figures if figure is not None]
+        for tier in reversed(TIERS)
+    ]
+    return present(*figures)
 
 
 def side_times(run: PublishedRun, tier: str, kind: OpKind, name: str) -> Histogram:

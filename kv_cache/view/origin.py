@@ -49,9 +49,9 @@ def _parts(name: str, document: Json) -> Iterator[Part]:
 
 
 def _recordings(rows: list[dict[str, Any]]) -> Table:
-    keys = ("what", "path", "rows", "sha256")
+    keys = {"what": "what", "path": "path", "rows": "rows", "SHA-256": "sha256"}
     return Table(
         title="Traces that the run wrote",
-        columns=[ShownColumn(name) for name in ("what", "path", "rows", "SHA-256")],
-        rows=[[as_text(row.get(key)) for key in keys] for row in rows],
+        columns=list(map(ShownColumn, keys)),
+        rows=[[as_text(row.get(key)) for key in keys.values()] for row in rows],
     )

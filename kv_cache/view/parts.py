@@ -4,55 +4,20 @@ converts and rounds, so no form can differ from another.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from statistics import fmean, median
+from typing import TypeVar
 
 from kv_cache.core.format import figures
-from kv_cache.core.units import GIB, MIB, MISSING, human_bytes
+from kv_cache.core.units import MISSING
+from kv_cache.metrics.intervals import IntervalEnds
+from kv_cache.view import units
 
 Cell = str | float | None
-
-
-@dataclass(frozen=True, slots=True)
-class DisplayUnit:
-    """A unit that people read, and how much of the stored unit is one of it."""
-
-    name: str
-    scale: float = 1.0
-
-    def text(self, value: float | None) -> str:
-        """A stored value as people read it, without its unit."""
-        return figures(None if value is None else value / self.scale)
-
-    def measured(self, value: float | None) -> str:
-        """A stored value with its unit, for a sentence."""
-        return MISSING if value is None else f"{self.text(value)} {self.name}".rstrip()
-
-
-GIB_PER_S = DisplayUnit("GiB/s", GIB)
-"""Of stored bytes/s: the unit of every rate of bytes that was measured (decision 0030)."""
-GIBIBYTES = DisplayUnit("GiB", GIB)
-"""Of stored bytes."""
-TEBIBYTES = DisplayUnit("TiB", 1024 * GIB)
-"""Of stored bytes."""
-MEBIBYTES = DisplayUnit("MiB", MIB)
-"""Of stored bytes."""
-S = DisplayUnit("s")
-MS = DisplayUnit("ms")
-MS_OF_NS = DisplayUnit("ms", 1e6)
-"""Of stored nanoseconds."""
-PER_S = DisplayUnit("1/s")
-PERCENT = DisplayUnit("%", 0.01)
-"""Of stored shares of 1."""
-COUNT = DisplayUnit("")
-
-
-def bytes_text(nbytes: float) -> str:
-    """Bytes in the unit that fits, TiB at most."""
-    return TEBIBYTES.measured(nbytes) if nbytes >= TEBIBYTES.scale else human_bytes(nbytes)
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +27,7 @@ class ShownColumn:
     `bar` column it draws how long they are."""
 
     title: str
-    unit: DisplayUnit | None = None
+    unit: units.DisplayUnit | None = None
     status: bool = False
     bar: bool = False
 
@@ -129,7 +94,7 @@ class KeyNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells in the columns' stored units; `says` explains marks. `marked` are the places
+    """Rows of cells in the columns' stored units; `marked` are the places
     (row, column) that stand out with a `*`. A `detail` is folded on a page and is in no short
     form."""
 
@@ -139,6 +104,20 @@ class Table:
     caption: str = ""
     marked: frozenset[tuple[int, int]] = frozenset()
     detail: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        rows: Iterable[Row],
+        columns: Mapping[ShownColumn, Callable[[Row], Cell]],
+        *,
+        title: str = "",
+        caption: str = "",
+        detail: bool = False,
+    ) -> "Table":
+        """A row for each thing; a column says how its cell is read from the thing."""
+        cells = [[cell(row) for cell in columns.values()] for row in rows]
+        return cls(title=title, columns=list(columns), rows=cells, caption=caption, detail=detail)
 
     @property
     def headings(self) -> list[str]:
@@ -167,13 +146,12 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotPoint:
-    """A place of a line in stored units, with the ends of its interval, if it has one. `mark` is a
-    word for points that are not like the others, such as `outside`; `label` stands beside it."""
+    """A place of a line in stored units, with its interval, if it has one. `mark` is a word for
+    points that are not like the others, such as `outside`; `label` stands beside it."""
 
     x: float
     y: float
-    low: float | None = None
-    high: float | None = None
+    interval: IntervalEnds | None = None
     mark: str = ""
     label: str = ""
 
@@ -188,6 +166,14 @@ class Line:
     points: Sequence[PlotPoint]
     muted: bool = False
     path: Sequence[tuple[float, float]] | None = None
+
+    @classmethod
+    def through(
+        cls, name: str, places: Iterable[tuple[float, float | None]], *, muted: bool = False
+    ) -> "Line":
+        """A line through places of which the heights are known."""
+        points = [PlotPoint(x=x, y=y) for x, y in places if y is not None]
+        return cls(name=name, points=points, muted=muted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +271,7 @@ class Figure:
             return self.numbers
         rows = [(line.name, point) for line in self.lines for point in line.points]
         names = any(name for name, _ in rows)
-        spans = any(point.low is not None for point in self.points())
+        spans = any(point.interval is not None for point in self.points())
         marks = any(point.mark for point in self.points())
         first = [ShownColumn("line")] if names else []
         ends = [ShownColumn("from", self.y.unit), ShownColumn("to", self.y.unit)] if spans else []
@@ -298,12 +284,26 @@ class Figure:
                     *([name] if names else []),
                     p.x,
                     p.y,
-                    *([p.low, p.high] if spans else []),
+                    *(_ends(p.interval) if spans else []),
                     *([p.mark or MISSING] if marks else []),
                 ]
                 for name, p in rows
             ],
         )
+
+
+def _ends(interval: IntervalEnds | None) -> tuple[float | None, float | None]:
+    return (None, None) if interval is None else (interval.low, interval.high)
+
+
+def interval_columns(
+    unit: units.DisplayUnit, interval: Callable[[Row], IntervalEnds | None]
+) -> dict[ShownColumn, Callable[[Row], Cell]]:
+    """Columns of both ends of an interval, for `Table.of`."""
+    return {
+        ShownColumn("from", unit): lambda row: _ends(interval(row))[0],
+        ShownColumn("to", unit): lambda row: _ends(interval(row))[1],
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,8 +314,7 @@ class IntervalRow:
     name: str
     text: str
     values: Sequence[float]
-    low: float | None = None
-    high: float | None = None
+    interval: IntervalEnds | None = None
     mark: str = ""
 
 
@@ -340,10 +339,10 @@ class IntervalChart:
         last = [ShownColumn("finding", status=True)] if marks else []
         return Table(
             title=self.title,
-            columns=[ShownColumn(""), ShownColumn("value"), ShownColumn("from", PERCENT),
-                     ShownColumn("to", PERCENT), *last],
+            columns=[ShownColumn(""), ShownColumn("value"), ShownColumn("from", units.PERCENT),
+                     ShownColumn("to", units.PERCENT), *last],
             rows=[
-                [row.name, row.text, row.low, row.high, *([row.mark] if marks else [])]
+                [row.name, row.text, *_ends(row.interval), *([row.mark] if marks else [])]
                 for row in self.rows
             ],
             caption=self.caption,
@@ -358,8 +357,7 @@ class BarRow:
     name: str
     parts: Sequence[float]
     marks: Sequence[float | None] = ()
-    low: float | None = None
-    high: float | None = None
+    interval: IntervalEnds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,11 +374,13 @@ class BarChart:
     @property
     def reach(self) -> float:
         """The longest bar, or what lies beyond it."""
-        ends = [end for row in self.rows for end in (*row.marks, row.high) if end is not None]
-        return max([*(sum(row.parts) for row in self.rows), *ends], default=0.0)
+        marks = [mark for row in self.rows for mark in row.marks if mark is not None]
+        ends = [row.interval.high for row in self.rows if row.interval is not None]
+        return max([*(sum(row.parts) for row in self.rows), *marks, *ends], default=0.0)
 
     def table(self) -> Table:
-        several, spans = len(self.parts) > 1, any(row.low is not None for row in self.rows)
+        several = len(self.parts) > 1
+        spans = any(row.interval is not None for row in self.rows)
         names = [*self.parts, *(["all"] if several else []), *self.marks,
                  *(["from", "to"] if spans else [])]  # fmt: skip
         return Table(
@@ -392,7 +392,7 @@ class BarChart:
                     *row.parts,
                     *([sum(row.parts)] if several else []),
                     *row.marks,
-                    *([row.low, row.high] if spans else []),
+                    *(_ends(row.interval) if spans else []),
                 ]
                 for row in self.rows
             ],
@@ -419,16 +419,14 @@ class FlowDiagram:
     nodes: Sequence[tuple[str, str]]
     arrows: Sequence[FlowArrow]
     caption: str = ""
-    outside: tuple[str, str] = ("new", "requests")
 
     def table(self) -> Table:
         """A row for each arrow."""
-        first, last = self.outside
         return Table(
             title=self.title,
             columns=[ShownColumn("from"), ShownColumn("to"), ShownColumn("cause"),
-                     ShownColumn("moved", GIBIBYTES)],
-            rows=[[a.start or first, a.end or last, a.name, a.bytes] for a in self.arrows],
+                     ShownColumn("moved", units.GIBIBYTES)],
+            rows=[[a.start or "new", a.end or "requests", a.name, a.bytes] for a in self.arrows],
         )  # fmt: skip
 
 
@@ -444,6 +442,25 @@ class Remarks:
 Part = KeyNumbers | FactList | Table | Figure | BarChart | IntervalChart | FlowDiagram | Remarks
 
 
+def present(*parts: Part | None) -> list[Part]:
+    """The parts that have anything to show."""
+    return [part for part in parts if part is not None and not _is_empty(part)]
+
+
+def _is_empty(part: Part) -> bool:
+    match part:
+        case KeyNumbers():
+            return not part.numbers
+        case Figure():
+            return part.numbers is None and not any(part.points())
+        case FlowDiagram():
+            return not part.arrows
+        case Remarks():
+            return not part.texts
+        case FactList() | Table() | BarChart() | IntervalChart():
+            return not part.rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewSection:
     """Parts under a heading. A part without a title of its own has the section's. Where there are
@@ -454,6 +471,11 @@ class ViewSection:
     parts: Sequence[Part]
     absent: str = ""
     terminal: bool = True
+
+
+def hidden_section(title: str, parts: Sequence[Part], absent: str = "") -> ViewSection:
+    """A section that no terminal shows."""
+    return ViewSection(title=title, parts=parts, absent=absent, terminal=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

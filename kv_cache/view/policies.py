@@ -2,8 +2,15 @@
 
 from collections.abc import Iterator
 
-from kv_cache.result.published import BlockTally, PublishedRun
-from kv_cache.view.parts import COUNT, GIBIBYTES, Cell, ShownColumn, Table
+from kv_cache.result.published import (
+    AdmissionFacts,
+    BlockTally,
+    PrefetchFacts,
+    PublishedRun,
+    WriteFacts,
+)
+from kv_cache.view import units
+from kv_cache.view.parts import ShownColumn, Table
 
 _WRITE_ENDS = ("written", "failed", "no_room")
 _PREFETCH_ENDS = ("started", "useful", "late", "wasted", "failed", "no_room")
@@ -11,19 +18,16 @@ _PREFETCH_ENDS = ("started", "useful", "late", "wasted", "failed", "no_room")
 
 def policy_table(run: PublishedRun) -> Table:
     """A row for each outcome; no rows if all policies are the default."""
-    return Table(
-        columns=[
-            *map(ShownColumn, ("policy", "which", "outcome")),
-            ShownColumn("blocks", COUNT),
-            ShownColumn("bytes", GIBIBYTES),
-        ],
-        rows=list(_rows(run)),
+    return Table.of(
+        _tallies(run),
+        {
+            ShownColumn("policy"): lambda row: row[0],
+            ShownColumn("which"): lambda row: row[1],
+            ShownColumn("outcome"): lambda row: row[2],
+            ShownColumn("blocks", units.COUNT): lambda row: row[3].blocks,
+            ShownColumn("bytes", units.GIBIBYTES): lambda row: row[3].bytes,
+        },
     )
-
-
-def _rows(run: PublishedRun) -> Iterator[list[Cell]]:
-    for policy, which, outcome, tally in _tallies(run):
-        yield [policy, which, outcome, tally.blocks, tally.bytes]
 
 
 def _tallies(run: PublishedRun) -> Iterator[tuple[str, str, str, BlockTally]]:
@@ -52,13 +56,12 @@ def _tallies(run: PublishedRun) -> Iterator[tuple[str, str, str, BlockTally]]:
 def policy_facts(run: PublishedRun) -> Iterator[tuple[str, str]]:
     """One line for each policy that is not the default."""
     if run.policies is not None:
-        yield from _admission(run)
-        yield from _write(run)
-        yield from _prefetch(run)
+        yield from _admission(run.policies.admission)
+        yield from _write(run.policies.write)
+        yield from _prefetch(run.policies.prefetch)
 
 
-def _admission(run: PublishedRun) -> Iterator[tuple[str, str]]:
-    facts = run.policies.admission if run.policies else None
+def _admission(facts: AdmissionFacts | None) -> Iterator[tuple[str, str]]:
     if facts is None or facts.name == "always":
         return
     texts = []
@@ -73,8 +76,7 @@ def _admission(run: PublishedRun) -> Iterator[tuple[str, str]]:
     yield "admission", f"{facts.name}: {'; '.join(texts) or 'no tier was asked'}{lost}"
 
 
-def _write(run: PublishedRun) -> Iterator[tuple[str, str]]:
-    facts = run.policies.write if run.policies else None
+def _write(facts: WriteFacts | None) -> Iterator[tuple[str, str]]:
     if facts is None or facts.name == "back" or facts.written is None:
         return
     rest = {
@@ -83,21 +85,15 @@ def _write(run: PublishedRun) -> Iterator[tuple[str, str]]:
         "dropped as the queue was full": facts.dropped_blocks or 0,
     }
     text = "".join(f", {count} {how}" for how, count in rest.items() if count)
-    size = GIBIBYTES.measured(facts.written.bytes)
+    size = units.GIBIBYTES.measured(facts.written.bytes)
     yield "write", f"{facts.name}: {facts.written.blocks} blocks, {size}{text}"
 
 
-def _prefetch(run: PublishedRun) -> Iterator[tuple[str, str]]:
-    facts = run.policies.prefetch if run.policies else None
+def _prefetch(facts: PrefetchFacts | None) -> Iterator[tuple[str, str]]:
     if facts is None or facts.name == "none" or facts.started is None:
         return
     ends = {name: getattr(facts, name) for name in ("useful", "late", "wasted", "failed")}
     text = ", ".join(f"{tally.blocks if tally else 0} {name}" for name, tally in ends.items())
-    size = GIBIBYTES.measured(facts.started.bytes)
-    yield (
-        "prefetch",
-        (
-            f"{facts.name}: {facts.started.blocks} blocks, {size}: {text}, "
-            f"{facts.unread_blocks} unread"
-        ),
-    )
+    size = units.GIBIBYTES.measured(facts.started.bytes)
+    started = f"{facts.name}: {facts.started.blocks} blocks, {size}"
+    yield "prefetch", f"{started}: {text}, {facts.unread_blocks} unread"

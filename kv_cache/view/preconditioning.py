@@ -16,28 +16,22 @@ from kv_cache.result.preconditioning import (
     SteadyProof,
 )
 from kv_cache.result.run import MisshapenError, converted
+from kv_cache.view import units
 from kv_cache.view.identity import drive_texts, machine_text, origin_texts
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
-    COUNT,
-    GIB_PER_S,
-    GIBIBYTES,
-    MS,
-    PERCENT,
     Band,
-    Cell,
     FactList,
     Figure,
     Level,
     Line,
     Part,
-    PlotPoint,
-    S,
     Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
+    present,
 )
 
 _WORDS = {
@@ -46,8 +40,8 @@ _WORDS = {
     "not-proven": "The device is not proven to be steady",
     "not-looked-for": "No steady state was looked for",
 }
-_ROUND = ShownColumn("round", COUNT)
-_RATE = ShownColumn("throughput", GIB_PER_S)
+_ROUND = ShownColumn("round", units.COUNT)
+_RATE = ShownColumn("throughput", units.GIB_PER_S)
 _MOST_PASSES = 12
 """More are not drawn one by one."""
 
@@ -71,7 +65,7 @@ def precondition_view(section: Json) -> View:
                 parts=preconditioning_parts(done, section.get("config")),
                 absent="Nothing was written.",
             ),
-            ViewSection(title="Where", parts=[FactList(rows=where)] if where else []),
+            ViewSection(title="Where", parts=present(FactList(rows=where))),
             *machine_sections(section),
         ],
     )
@@ -82,17 +76,14 @@ def _sentence(facts: PreconditionFacts) -> str:
     done = facts.preconditioning
     texts = [] if done.fill is None else [_fill_text(done.fill)]
     if done.rounds:
-        texts.append(f"{len(done.rounds)} rounds, the last {_gib_per_s(done.rounds[-1])}")
+        last = _RATE.measured(done.rounds[-1].bytes_per_second)
+        texts.append(f"{len(done.rounds)} rounds, the last {last}")
     rest = f": {', '.join(texts)}" if texts else ""
     return f"{words}{rest}. Preconditioning {facts.status}; nothing was measured."
 
 
-def _gib_per_s(row: RoundRow) -> str:
-    return _RATE.measured(row.bytes_per_second)
-
-
 def _fill_text(fill: FillFacts) -> str:
-    text = f"{GIBIBYTES.measured(fill.bytes)} written"
+    text = f"{units.GIBIBYTES.measured(fill.bytes)} written"
     if fill.seconds:
         text += f" in {figures(fill.seconds)} s ({_RATE.measured(fill.bytes / fill.seconds)})"
     return text
@@ -100,7 +91,8 @@ def _fill_text(fill: FillFacts) -> str:
 
 def preconditioning_parts(done: Preconditioned, config: object = None) -> list[Part]:
     """The proof, the fill over time, and each round. Raises MisshapenError."""
-    parts: list[Part] = [_facts(done)]
+    fill = [] if done.fill is None else [("fill", _fill_details(done.fill))]
+    parts: list[Part] = [FactList(rows=[*fill, ("steady", _steady_text(done))])]
     if done.fill is not None and done.fill.rows:
         parts.append(_fill_figure(done.fill))
     if done.rounds:
@@ -109,15 +101,11 @@ def preconditioning_parts(done: Preconditioned, config: object = None) -> list[P
     return parts
 
 
-def _facts(done: Preconditioned) -> FactList:
-    rows = [] if done.fill is None else [("fill", _fill_details(done.fill))]
-    rows.append(("steady", _steady_text(done)))
-    return FactList(rows=rows)
-
-
 def _fill_details(fill: FillFacts) -> str:
-    wanted = "" if fill.wanted_bytes is None else f" of {GIBIBYTES.measured(fill.wanted_bytes)}"
-    area = "" if fill.area_bytes is None else f" over {GIBIBYTES.measured(fill.area_bytes)}"
+    wanted = (
+        "" if fill.wanted_bytes is None else f" of {units.GIBIBYTES.measured(fill.wanted_bytes)}"
+    )
+    area = "" if fill.area_bytes is None else f" over {units.GIBIBYTES.measured(fill.area_bytes)}"
     passes = "" if fill.passes is None else f", {figures(fill.passes)} passes{area}"
     engine = f", {fill.engine}" if fill.engine else ""
     return f"{_fill_text(fill)}{wanted}{passes}{engine}"
@@ -130,26 +118,23 @@ def _steady_text(done: Preconditioned) -> str:
     since = "" if proof.since_round is None else f", since round {proof.since_round}"
     return (
         f"{'yes' if proof.steady else 'NO'}{since}: of the last {ROUNDS} rounds the range is "
-        f"{PERCENT.measured(proof.range_share)} of the average ({_RATE.measured(proof.average)}), "
-        f"the trend {PERCENT.measured(proof.slope_share)}; {proof.rule}"
+        f"{units.PERCENT.measured(proof.range_share)} of the average "
+        f"({_RATE.measured(proof.average)}), "
+        f"the trend {units.PERCENT.measured(proof.slope_share)}; {proof.rule}"
     )
 
 
 def _round_table(rounds: Sequence[RoundRow]) -> Table:
-    rows: list[list[Cell]] = [
-        [row.round, row.bytes_per_second, row.read_p95_ms, row.write_p95_ms, row.completed]
-        for row in rounds
-    ]
-    return Table(
+    return Table.of(
+        rounds,
+        {
+            _ROUND: lambda row: row.round,
+            _RATE: lambda row: row.bytes_per_second,
+            ShownColumn("read p95", units.MS): lambda row: row.read_p95_ms,
+            ShownColumn("write p95", units.MS): lambda row: row.write_p95_ms,
+            ShownColumn("requests", units.COUNT): lambda row: row.completed,
+        },
         title="Rounds",
-        columns=[
-            _ROUND,
-            _RATE,
-            ShownColumn("read p95", MS),
-            ShownColumn("write p95", MS),
-            ShownColumn("requests", COUNT),
-        ],
-        rows=rows,
     )
 
 
@@ -160,13 +145,13 @@ def _fill_figure(fill: FillFacts) -> Figure:
     ends = [fill.rows[0].start_s, *(row.end_s for row in fill.rows)]
     if any(after <= before for before, after in pairwise(ends)):
         raise MisshapenError("the rows of the fill do not follow each other in time")
-    points = [PlotPoint(x=row.start_s, y=row.bytes_per_second) for row in fill.rows]
-    points.append(PlotPoint(x=ends[-1], y=fill.rows[-1].bytes_per_second))
+    rates = [(row.start_s, row.bytes_per_second) for row in fill.rows]
+    rates.append((ends[-1], fill.rows[-1].bytes_per_second))
     return Figure(
         title="The fill",
-        x=ShownColumn("time since the fill began", S),
-        y=ShownColumn("written", GIB_PER_S),
-        lines=[Line(name="", points=points)],
+        x=ShownColumn("time since the fill began", units.S),
+        y=ShownColumn("written", units.GIB_PER_S),
+        lines=[Line.through("", rates)],
         scale=Scale.TIME,
         steps=True,
         bands=_passes(fill, ends),
@@ -202,8 +187,8 @@ def _round_figures(
         half = _most_range(config) / 2
         levels = [
             Level(name="average", y=average),
-            Level(name=f"-{PERCENT.measured(half)}", y=average * (1 - half)),
-            Level(name=f"+{PERCENT.measured(half)}", y=average * (1 + half)),
+            Level(name=f"-{units.PERCENT.measured(half)}", y=average * (1 - half)),
+            Level(name=f"+{units.PERCENT.measured(half)}", y=average * (1 + half)),
         ]
         lines.append(_best_fit(rounds[-ROUNDS:]))
     yield Figure(
@@ -214,7 +199,7 @@ def _round_figures(
     if open_loop and any(line.points for line in latencies):
         yield Figure(
             title="p95 of storage reads and writes in each round", x=_ROUND,
-            y=ShownColumn("time", MS), lines=latencies, whole=True, log_y=True,
+            y=ShownColumn("time", units.MS), lines=latencies, whole=True, log_y=True,
         )  # fmt: skip
 
 
@@ -225,14 +210,7 @@ def _most_range(config: object) -> float:
 
 
 def _line(name: str, rounds: Sequence[RoundRow], field: str) -> Line:
-    return Line(
-        name=name,
-        points=[
-            PlotPoint(x=row.round, y=value)
-            for row in rounds
-            if (value := getattr(row, field)) is not None
-        ],
-    )
+    return Line.through(name, [(row.round, getattr(row, field)) for row in rounds])
 
 
 def _best_fit(rounds: Sequence[RoundRow]) -> Line:
@@ -243,5 +221,5 @@ def _best_fit(rounds: Sequence[RoundRow]) -> Line:
     if not spread:
         raise MisshapenError("the rounds do not count up")
     slope = sum((x - middle) * (y - mean) for x, y in zip(xs, ys, strict=True)) / spread
-    points = [PlotPoint(x=x, y=mean + slope * (x - middle)) for x in (xs[0], xs[-1])]
-    return Line(name="best fit of the last five", points=points, muted=True)
+    ends = [(x, mean + slope * (x - middle)) for x in (xs[0], xs[-1])]
+    return Line.through("best fit of the last five", ends, muted=True)

@@ -1,10 +1,10 @@
 """A prediction of the twin, beside what was measured if there is a run."""
 
-from kv_cache.core.format import figures
-from kv_cache.core.units import GIB, MISSING
+from kv_cache.core.units import MISSING
 from kv_cache.result.metrics import Json
 from kv_cache.result.published import Prediction, PredictionError
 from kv_cache.result.run import converted
+from kv_cache.view import units
 from kv_cache.view.parts import ShownColumn, Table
 
 HEADLINE = (
@@ -14,8 +14,12 @@ HEADLINE = (
     *("storage_store_device_p50_ms", "storage_store_device_p95_ms"),
     *("cpu_load_p50_ms", "gpu_load_p50_ms", "ttft_p50_ms", "ttft_p95_ms", "response_p50_ms"),
 )
-_UNITS = {"_bytes_per_s": ("GiB/s", GIB), "_per_s": ("1/s", 1.0), "_ratio": ("%", 0.01),
-          "_ms": ("ms", 1.0)}  # fmt: skip
+_UNITS = {
+    "_bytes_per_s": units.GIB_PER_S,
+    "_per_s": units.PER_S,
+    "_ratio": units.PERCENT,
+    "_ms": units.MS,
+}
 
 
 def prediction_table(section: Json, *, every: bool = False) -> Table:
@@ -33,9 +37,10 @@ def prediction_part(twin: Prediction, *, every: bool = False) -> Table:
     rows = []
     for name in known:
         mark = "*" if name in twin.extrapolated else ""
-        row = [_label(name), f"{_shown(name, twin.prediction[name])}{mark}"]
+        quantity = _quantity(name)
+        row = [quantity.heading, f"{quantity.text(twin.prediction[name])}{mark}"]
         if compared:
-            row += [_shown(name, twin.measurement.get(name)), _error(name, twin.error.get(name))]
+            row += [quantity.text(twin.measurement.get(name)), _error(name, twin.error.get(name))]
         rows.append(row)
     return Table(
         title="Predicted before the run" if compared else "Predicted",
@@ -55,21 +60,12 @@ def _notes(twin: Prediction) -> list[str]:
     return notes
 
 
-def _unit(name: str) -> tuple[str, str, float]:
-    """The quantity's words, its unit, and how much of the stored unit is one of it."""
-    for end, (unit, scale) in _UNITS.items():
+def _quantity(name: str) -> ShownColumn:
+    """The quantity's words and its unit."""
+    for end, unit in _UNITS.items():
         if name.endswith(end):
-            return name.removesuffix(end).replace("_", " "), unit, scale
-    return name, "", 1.0
-
-
-def _label(name: str) -> str:
-    words, unit, _ = _unit(name)
-    return f"{words}, {unit}" if unit else words
-
-
-def _shown(name: str, value: float | None) -> str:
-    return figures(None if value is None else value / _unit(name)[2])
+            return ShownColumn(name.removesuffix(end).replace("_", " "), unit)
+    return ShownColumn(name)
 
 
 def _error(name: str, error: PredictionError | None) -> str:

@@ -1,10 +1,9 @@
 """What the profile of a measured device shows: the fastest it was, and bandwidth and times by size
 of object and concurrency."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
 
 from kv_cache.config.profile import Cell as GridCell
 from kv_cache.config.profile import Profile, Service, profile_of
@@ -13,18 +12,15 @@ from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.histogram import supported
 from kv_cache.result.metrics import Json
-from kv_cache.result.probe import ProbeFacts
+from kv_cache.result.probe import ProbeFacts, RefusedStep
 from kv_cache.result.run import MisshapenError, converted
+from kv_cache.view import units
 from kv_cache.view.parts import (
-    COUNT,
-    GIB_PER_S,
-    MEBIBYTES,
-    MS_OF_NS,
-    PERCENT,
     Cell,
     FactList,
     Figure,
     Line,
+    Part,
     PlotPoint,
     Remarks,
     Scale,
@@ -32,12 +28,14 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    hidden_section,
+    present,
 )
 
-_SIZE = ShownColumn("object", MEBIBYTES)
-_IN_FLIGHT = ShownColumn("in flight", COUNT)
-_RATE = ShownColumn("bandwidth", GIB_PER_S)
-_TIME = ShownColumn("time", MS_OF_NS)
+_SIZE = ShownColumn("object", units.MEBIBYTES)
+_IN_FLIGHT = ShownColumn("in flight", units.COUNT)
+_RATE = ShownColumn("bandwidth", units.GIB_PER_S)
+_TIME = ShownColumn("time", units.MS_OF_NS)
 
 Value = Callable[[GridCell], float | None]
 
@@ -76,17 +74,14 @@ def _about(facts: ProbeFacts) -> Iterator[str]:
 
 
 def _sections(profile: Profile, facts: ProbeFacts) -> Iterator[ViewSection]:
-    yield ViewSection(title="Bandwidth", parts=_bandwidths(profile), terminal=False)
-    yield ViewSection(title="Times", parts=_times(profile), terminal=False)
+    yield hidden_section("Bandwidth", _bandwidths(profile))
+    yield hidden_section("Times", _times(profile))
     yield ViewSection(title="Grid", parts=[_grid(profile)])
     notes = [*facts.notes, *refusal_texts(facts.refused)]
-    if notes:
-        yield ViewSection(title="Know first", parts=[Remarks(texts=notes)])
-    if profile.bursts:
-        yield ViewSection(title="Bursts", parts=[_bursts(profile)], terminal=False)
-    rows = list(_how(facts))
-    if rows:
-        yield ViewSection(title="How it was measured", parts=[FactList(rows=rows)], terminal=False)
+    yield ViewSection(title="Know first", parts=present(Remarks(texts=notes)))
+    yield hidden_section("Bursts", present(_bursts(profile)))
+    how = present(FactList(rows=list(_how(facts))))
+    yield hidden_section("How it was measured", how)
 
 
 # --- the answer ------------------------------------------------------------------------------
@@ -136,13 +131,13 @@ def _grid(profile: Profile) -> Table:
     """A row for each size and concurrency; rates of both kinds together where they are mixed."""
     shares = sorted({cell.read_share for cell in profile.cells} - {0.0, 1.0})
     mixed = [
-        ShownColumn("mixed" if share == 0.5 else f"{100 * share:g} % reads", GIB_PER_S)
+        ShownColumn("mixed" if share == 0.5 else f"{100 * share:g} % reads", units.GIB_PER_S)
         for share in shares
     ]
     columns = [
         *(_SIZE, _IN_FLIGHT),
         *_side_columns("read"),
-        ShownColumn("read again", GIB_PER_S),
+        ShownColumn("read again", units.GIB_PER_S),
         *mixed,
         *_side_columns("write"),
     ]
@@ -155,8 +150,8 @@ def _grid(profile: Profile) -> Table:
 
 
 def _side_columns(kind: str) -> list[ShownColumn]:
-    times = [ShownColumn(f"{kind} {percentile}", MS_OF_NS) for percentile in ("p50", "p99")]
-    return [ShownColumn(kind, GIB_PER_S), *times]
+    times = [ShownColumn(f"{kind} {percentile}", units.MS_OF_NS) for percentile in ("p50", "p99")]
+    return [ShownColumn(kind, units.GIB_PER_S), *times]
 
 
 def _point(cell: GridCell) -> tuple[int, int]:
@@ -184,18 +179,7 @@ def _rate(cell: GridCell | None) -> float | None:
     return None if cell is None else cell.bytes_per_second
 
 
-class Refused(Protocol):
-    """A step that was not measured, whoever holds it."""
-
-    @property
-    def object_bytes(self) -> int: ...
-    @property
-    def concurrency(self) -> int: ...
-    @property
-    def reason(self) -> str: ...
-
-
-def refusal_texts(refused: Iterable[Refused]) -> Iterator[str]:
+def refusal_texts(refused: Sequence[RefusedStep]) -> Iterator[str]:
     """Yield what was not measured, by reason."""
     points: dict[str, dict[str, None]] = {}
     for step in refused:
@@ -206,20 +190,19 @@ def refusal_texts(refused: Iterable[Refused]) -> Iterator[str]:
 
 
 def _bursts(profile: Profile) -> Table:
-    return Table(
-        columns=[
-            *(_SIZE, _IN_FLIGHT, ShownColumn("operation")),
-            *(ShownColumn("mean", MS_OF_NS), ShownColumn("last", MS_OF_NS)),
-            ShownColumn("mean of last", PERCENT),
-        ],
-        rows=[
-            [each.object_bytes, each.concurrency, each.kind, each.mean_ns, each.last_ns,
-             each.mean_ns / each.last_ns]
-            for each in profile.bursts
-        ],
+    return Table.of(
+        profile.bursts,
+        {
+            _SIZE: lambda burst: burst.object_bytes,
+            _IN_FLIGHT: lambda burst: burst.concurrency,
+            ShownColumn("operation"): lambda burst: burst.kind,
+            ShownColumn("mean", units.MS_OF_NS): lambda burst: burst.mean_ns,
+            ShownColumn("last", units.MS_OF_NS): lambda burst: burst.last_ns,
+            ShownColumn("mean of last", units.PERCENT): lambda burst: burst.mean_ns / burst.last_ns,
+        },
         caption="Begun at one instant on an idle device: a mean of about half of the last says "
         "that it serves in order.",
-    )  # fmt: skip
+    )
 
 
 def _how(facts: ProbeFacts) -> Iterator[tuple[str, str]]:
@@ -237,30 +220,28 @@ def _how(facts: ProbeFacts) -> Iterator[tuple[str, str]]:
 
 
 def _whole(count: int | None) -> str:
-    return "" if count is None else ShownColumn("", COUNT).text(count)
+    return "" if count is None else ShownColumn("", units.COUNT).text(count)
 
 
 # --- figures ---------------------------------------------------------------------------------
 
 
-def _bandwidths(profile: Profile) -> list[Figure]:
+def _bandwidths(profile: Profile) -> list[Part]:
     again = [cell for cell in profile.cells if cell.read_share == 1.0 and cell.repeated]
-    figures = [
+    return present(
         _figure("Read", _RATE, _step(profile, OpKind.READ), _rate),
         _figure("Write", _RATE, _step(profile, OpKind.WRITE), _rate),
         _figure("Read again", _RATE, again, _rate, detail=True),
-    ]
-    return [figure for figure in figures if any(figure.points())]
+    )
 
 
-def _times(profile: Profile) -> list[Figure]:
-    figures = [
+def _times(profile: Profile) -> list[Part]:
+    return present(*(
         _figure(f"{kind.value.capitalize()} p{percent}", _TIME, _step(profile, kind),
                 _time_of(kind, percent), log_y=True)
         for kind in (OpKind.READ, OpKind.WRITE)
         for percent in (50, 99)
-    ]  # fmt: skip
-    return [figure for figure in figures if any(figure.points())]
+    ))  # fmt: skip
 
 
 def _time_of(kind: OpKind, percent: int) -> Value:

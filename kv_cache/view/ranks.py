@@ -5,6 +5,7 @@ which is inside the document.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import fsum
 
 from kv_cache.core.format import as_text, figures
@@ -14,26 +15,23 @@ from kv_cache.result.metrics import METRICS, Json
 from kv_cache.result.paths import value_at
 from kv_cache.result.published import PublishedRank, PublishedRun, WindowFacts, published
 from kv_cache.result.run import SECTION
+from kv_cache.view import series, units
 from kv_cache.view.counts import counted_facts
 from kv_cache.view.identity import identity_facts, origin_texts
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
-    GIB_PER_S,
-    MS_OF_NS,
-    PERCENT,
-    Cell,
     FactList,
     Figure,
     KeyNumber,
     KeyNumbers,
     Part,
     Remarks,
-    S,
-    Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
+    hidden_section,
+    present,
 )
 from kv_cache.view.run import (
     VIRTUAL,
@@ -48,14 +46,6 @@ from kv_cache.view.run import (
     tier_table,
     traced_only,
 )
-from kv_cache.view.series import (
-    SINCE_MEASURED,
-    common_step,
-    measured_windows,
-    side_rate,
-    step_line,
-    stepped,
-)
 
 _COLUMNS = (
     *("storage.read.bytes_per_second", "storage.write.bytes_per_second"),
@@ -63,7 +53,7 @@ _COLUMNS = (
     *("requests_per_second", "response_ms.p95"),
 )
 _MOST_LINES = 8
-_SKEW = ShownColumn("Start skew", MS_OF_NS)
+_SKEW = ShownColumn("Start skew", units.MS_OF_NS)
 
 
 def ranks_view(section: Json) -> View:
@@ -96,15 +86,13 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
     timed = not_timed(run)
     counted = any(row.counted for row in run.ranks or [])
     if not timed and counted:
-        yield ViewSection(title="Headline", parts=[_headline(run, section)], terminal=False)
-    yield ViewSection(
-        title="Over time",
-        parts=[] if timed else _over_time(run),
-        absent=timed or "No rank that counts has windows: nothing is known of how it went.",
-        terminal=False,
+        yield hidden_section("Headline", [_headline(run, section)])
+    yield hidden_section(
+        "Over time",
+        [] if timed else _over_time(run),
+        timed or "No rank that counts has windows: nothing is known of how it went.",
     )
-    if run.notes:
-        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
+    yield ViewSection(title="Know first", parts=present(Remarks(texts=run.notes)))
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     if counted:
         glance = FactList(rows=[*counted_facts(run), *_start(run)])
@@ -153,32 +141,34 @@ def _start(run: PublishedRun) -> Iterator[tuple[str, str]]:
 
 def _rank_parts(run: PublishedRun) -> list[Part]:
     rows = run.ranks or []
-    if not rows:
-        return []
-    columns = [metric_column(METRICS[name]) for name in _COLUMNS]
+    numbers = Table.of(
+        rows,
+        {
+            ShownColumn("rank"): lambda row: str(row.rank),
+            ShownColumn("host"): lambda row: row.host or "",
+            ShownColumn("verdict", status=True): lambda row: (
+                row.verdict or MISSING if row.counted else "not counted"
+            ),
+            **{metric_column(METRICS[name]): partial(_number, name=name) for name in _COLUMNS},
+        },
+    )
     reasons = [f"Rank {row.rank}: {text}" for row in rows for text in _reasons(row)]
-    seeds = Table(
+    seeds = Table.of(
+        rows,
+        {
+            ShownColumn("rank"): lambda row: str(row.rank),
+            ShownColumn("seed"): lambda row: as_text(row.seed),
+            ShownColumn("measured", units.S): lambda row: row.window_s,
+            ShownColumn("fingerprint of its result"): lambda row: row.fingerprint or "",
+        },
         title="What each rank ran",
-        columns=[ShownColumn("rank"), ShownColumn("seed"), ShownColumn("measured", S),
-                 ShownColumn("fingerprint of its result")],
-        rows=[[str(r.rank), as_text(r.seed), r.window_s, r.fingerprint or ""] for r in rows],
         detail=True,
-    )  # fmt: skip
-    return [
-        Table(
-            columns=[ShownColumn("rank"), ShownColumn("host"),
-                     ShownColumn("verdict", status=True), *columns],
-            rows=[_rank_cells(row) for row in rows],
-        ),
-        *([Remarks(texts=reasons)] if reasons else []),
-        seeds,
-    ]  # fmt: skip
+    )
+    return present(numbers, Remarks(texts=reasons), seeds)
 
 
-def _rank_cells(row: PublishedRank) -> list[Cell]:
-    numbers = row.figures or {}
-    verdict = row.verdict or MISSING if row.counted else "not counted"
-    return [str(row.rank), row.host or "", verdict, *(numbers.get(name) for name in _COLUMNS)]
+def _number(row: PublishedRank, name: str) -> float | None:
+    return (row.figures or {}).get(name)
 
 
 def _reasons(row: PublishedRank) -> list[str]:
@@ -192,40 +182,30 @@ def _together(run: PublishedRun) -> Iterator[Part]:
     """How far they measured at the same time, and when each began."""
     span = run.together
     if span is not None and span.shared_s is not None and span.span_s is not None:
-        share = PERCENT.measured(span.shared_share)
-        yield Remarks(
-            texts=[
-                (
-                    f"All ranks measured at the same time for {figures(span.shared_s)} s of "
-                    f"{figures(span.span_s)} s ({share}), from the begin of the first to the end "
-                    "of the last."
-                )
-            ]
+        share = units.PERCENT.measured(span.shared_share)
+        text = (
+            f"All ranks measured at the same time for {figures(span.shared_s)} s of "
+            f"{figures(span.span_s)} s ({share}), from the begin of the first to the end of the "
+            "last."
         )
+        yield Remarks(texts=[text])
     members = [] if run.crew is None else run.crew.members
     opened = [member.opened_ns for member in members if member.opened_ns is not None]
     if not opened:
         return
     first = min(opened)
-    yield Table(
+    yield Table.of(
+        members,
+        {
+            ShownColumn("rank"): lambda member: str(member.rank),
+            ShownColumn("host"): lambda member: member.host or "",
+            ShownColumn("began after the first", units.MS_OF_NS): lambda member: (
+                None if member.opened_ns is None else member.opened_ns - first
+            ),
+            ShownColumn("known to ±", units.MS_OF_NS): lambda member: member.offset_error_ns,
+            ShownColumn("clock ahead by", units.MS_OF_NS): lambda member: member.offset_ns,
+        },
         title="When each rank began",
-        columns=[
-            ShownColumn("rank"),
-            ShownColumn("host"),
-            ShownColumn("began after the first", MS_OF_NS),
-            ShownColumn("known to ±", MS_OF_NS),
-            ShownColumn("clock ahead by", MS_OF_NS),
-        ],
-        rows=[
-            [
-                str(member.rank),
-                member.host or "",
-                None if member.opened_ns is None else member.opened_ns - first,
-                member.offset_error_ns,
-                member.offset_ns,
-            ]
-            for member in members
-        ],
         caption="A rank begins when it lets its first request in. Instants of several machines are "
         "compared after their clocks' offsets were measured.",
     )
@@ -240,7 +220,7 @@ def _over_time(run: PublishedRun) -> list[Part]:
     known = {rank: windows for rank, windows in measured.items() if windows}
     if not known:
         return []
-    step = common_step(list(known.values()))
+    step = series.common_step(list(known.values()))
     note = f"Each point is {figures(step)} s. Each rank's time begins with its measured window."
     if len(known) > _MOST_LINES:
         note += f" {len(known)} ranks are too many lines, so only the sum is drawn."
@@ -255,21 +235,17 @@ def _measured(row: PublishedRank) -> list[WindowFacts]:
     section = value_at(row.result, SECTION)
     if not isinstance(section, Mapping):
         return []
-    return measured_windows(published(section))
+    return series.measured_windows(published(section))
 
 
 def _figure(kind: str, step: float, measured: Mapping[str, Sequence[WindowFacts]]) -> Figure:
-    rate = side_rate("storage", kind)
-    rates = {rank: stepped(windows, step, rate) for rank, windows in measured.items()}
+    rate = series.side_rate("storage", kind)
+    rates = {rank: series.stepped(windows, step, rate) for rank, windows in measured.items()}
     steps = sorted({at for each in rates.values() for at in each})
     everywhere = [at for at in steps if all(at in each for each in rates.values())]
     lines = {"all ranks": {at: fsum(each[at] for each in rates.values()) for at in everywhere}}
     if len(rates) <= _MOST_LINES:
         lines |= {f"rank {rank}": each for rank, each in rates.items()}
-    return Figure(
-        title=f"Storage {kind}",
-        x=SINCE_MEASURED,
-        y=ShownColumn("moved", GIB_PER_S),
-        lines=[step_line(name, each, step) for name, each in lines.items()],
-        scale=Scale.TIME,
+    return series.stepped_figure(
+        f"Storage {kind}", ShownColumn("moved", units.GIB_PER_S), lines, step
     )

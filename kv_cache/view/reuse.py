@@ -3,17 +3,8 @@
 from collections.abc import Iterator
 
 from kv_cache.result.published import PublishedRun, ReuseFacts
-from kv_cache.view.parts import (
-    COUNT,
-    GIBIBYTES,
-    PERCENT,
-    Cell,
-    FactList,
-    Part,
-    Remarks,
-    ShownColumn,
-    Table,
-)
+from kv_cache.view import units
+from kv_cache.view.parts import Cell, FactList, Part, Remarks, ShownColumn, Table
 
 _COUNTED = {
     "blocks": "blocks of all requests",
@@ -59,7 +50,7 @@ def _offered(reuse: ReuseFacts) -> Iterator[Part]:
     exact = reuse.offered_is_exact is not False
     yield Table(
         title="Offered and achieved, of everything asked for",
-        columns=[ShownColumn(""), ShownColumn("share", PERCENT, bar=True)],
+        columns=[ShownColumn(""), ShownColumn("share", units.PERCENT, bar=True)],
         rows=rows,
         caption="On offer is what a cache without limits would have found."
         if exact
@@ -68,8 +59,8 @@ def _offered(reuse: ReuseFacts) -> Iterator[Part]:
 
 
 def _hits(reuse: ReuseFacts) -> Iterator[Part]:
-    rows: list[list[Cell]] = [
-        [text, hits / looked_up, hits, looked_up]
+    rows = [
+        (text, hits, looked_up)
         for prefix, text in _KINDS.items()
         if (looked_up := getattr(reuse, f"{prefix}looked_up"))
         and (hits := getattr(reuse, f"{prefix}hits")) is not None
@@ -77,15 +68,15 @@ def _hits(reuse: ReuseFacts) -> Iterator[Part]:
     if not rows:
         yield Remarks(texts=["No block was looked up in the measured window."])
         return
-    yield Table(
+    yield Table.of(
+        rows,
+        {
+            ShownColumn("blocks of"): lambda row: row[0],
+            ShownColumn("hit ratio", units.PERCENT, bar=True): lambda row: row[1] / row[2],
+            ShownColumn("hits", units.COUNT): lambda row: row[1],
+            ShownColumn("looked up", units.COUNT): lambda row: row[2],
+        },
         title="Hits, of what was looked up",
-        columns=[
-            ShownColumn("blocks of"),
-            ShownColumn("hit ratio", PERCENT, bar=True),
-            ShownColumn("hits", COUNT),
-            ShownColumn("looked up", COUNT),
-        ],
-        rows=rows,
     )
 
 
@@ -93,7 +84,7 @@ def _counts(reuse: ReuseFacts) -> FactList:
     return FactList(
         title="Counted in the measured window",
         rows=[
-            (text, GIBIBYTES.measured(amount) if name.endswith("_bytes") else f"{amount:,}")
+            (text, units.GIBIBYTES.measured(amount) if name.endswith("_bytes") else f"{amount:,}")
             for name, text in _COUNTED.items()
             if (amount := getattr(reuse, name)) is not None
         ],

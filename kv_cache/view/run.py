@@ -12,26 +12,19 @@ from kv_cache.result.paths import value_at
 from kv_cache.result.published import (
     ClassFacts,
     Passport,
-    Percentiles,
     PublishedRun,
     SloFacts,
     published,
 )
+from kv_cache.view import units
 from kv_cache.view.counts import counted_facts
 from kv_cache.view.identity import headline_text, identity_facts, origin_texts, slos_set_by_user
-from kv_cache.view.latency import percentile_figure
+from kv_cache.view.latency import percentile_cell, percentile_columns, percentile_figure
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.moves import moves_parts, tier_latencies
 from kv_cache.view.parts import (
-    COUNT,
-    GIB_PER_S,
-    GIBIBYTES,
-    MS,
-    PERCENT,
     Cell,
-    DisplayUnit,
     FactList,
-    Figure,
     KeyNumber,
     KeyNumbers,
     Part,
@@ -40,6 +33,8 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    hidden_section,
+    present,
 )
 from kv_cache.view.policies import policy_facts, policy_table
 from kv_cache.view.preconditioning import preconditioning_parts
@@ -83,26 +78,22 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
     """In the order in which they are read."""
     timed = not_timed(run)
     if not timed and run.window_s > 0:
-        yield ViewSection(title="Headline", parts=[key_numbers(run, section)], terminal=False)
-    yield ViewSection(
-        title="Over time",
-        parts=[] if timed else over_time(run),
-        absent=timed or "The document has no windows: nothing is known of how it went.",
-        terminal=False,
+        yield hidden_section("Headline", [key_numbers(run, section)])
+    yield hidden_section(
+        "Over time",
+        [] if timed else over_time(run),
+        timed or "The document has no windows: nothing is known of how it went.",
     )
-    if run.notes:
-        yield ViewSection(title="Know first", parts=[Remarks(texts=run.notes)])
+    yield ViewSection(title="Know first", parts=present(Remarks(texts=run.notes)))
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     yield ViewSection(title="Tiers", parts=[tier_table(run)])
-    yield ViewSection(title="At a glance", parts=list(_glance(run, section)))
+    yield ViewSection(title="At a glance", parts=_glance(run))
     if run.preconditioning is not None:
         parts = preconditioning_parts(run.preconditioning, run.config)
         yield ViewSection(title="Preconditioning", parts=parts)
     yield from latency_sections(run)
     yield from flow_sections(run)
-    policies = policy_table(run)
-    if policies.rows:
-        yield ViewSection(title="Policies", parts=[policies], terminal=False)
+    yield hidden_section("Policies", present(policy_table(run)))
     yield passport_section(run)
     yield from machine_sections(section)
 
@@ -165,7 +156,8 @@ def _bounded(name: str, section: Json) -> Cell:
 def metric_column(metric: Metric) -> ShownColumn:
     """The column of one of the METRICS."""
     return ShownColumn(
-        metric.label[:1].upper() + metric.label[1:], DisplayUnit(metric.shown_unit, metric.scale)
+        metric.label[:1].upper() + metric.label[1:],
+        units.DisplayUnit(metric.shown_unit, metric.scale),
     )
 
 
@@ -174,7 +166,7 @@ def _amount(run: PublishedRun, name: str) -> str:
     storage = run.tiers.get("storage")
     for kind in ("read", "write"):
         if storage is not None and name == f"storage.{kind}.bytes_per_second":
-            return GIBIBYTES.measured(getattr(storage, kind).bytes)
+            return units.GIBIBYTES.measured(getattr(storage, kind).bytes)
     windows = [] if run.series is None else run.series.windows
     users = [w.users for w in windows if w.phase == "measure" and w.users is not None]
     if name == "requests_per_second" and users:
@@ -187,7 +179,7 @@ def _kept(run: PublishedRun, section: Json) -> Iterator[KeyNumber]:
     rows = [slo for _, _, slo in slo_rows(run) if slo.met is not None]
     if rows and slos_set_by_user(section):
         yield KeyNumber(
-            column=ShownColumn("SLOs kept", COUNT),
+            column=ShownColumn("SLOs kept", units.COUNT),
             value=sum(slo.met is True for slo in rows),
             note=f"of {len(rows)}, by class, below",
         )
@@ -215,10 +207,10 @@ def tier_table(run: PublishedRun) -> Table:
         columns=[
             ShownColumn("tier"),
             ShownColumn("operation"),
-            *([ShownColumn("rate", GIB_PER_S)] if timed else []),
-            ShownColumn("moved", GIBIBYTES),
-            ShownColumn("operations", COUNT),
-            *(ShownColumn(p, MS) for p in (_TIMES if timed else ())),
+            *([ShownColumn("rate", units.GIB_PER_S)] if timed else []),
+            ShownColumn("moved", units.GIBIBYTES),
+            ShownColumn("operations", units.COUNT),
+            *(ShownColumn(p, units.MS) for p in (_TIMES if timed else ())),
         ],
         rows=rows,
     )
@@ -227,22 +219,11 @@ def tier_table(run: PublishedRun) -> Table:
 _TIMES = ("p50", "p95", "p99")
 
 
-def percentile_cell(latency: Percentiles, name: str) -> Cell:
-    """A percentile in ms: None where too few values support it, a text where it is a lower
-    bound."""
-    value: float | None = getattr(latency, name)
-    if value is None or name not in latency.at_least:
-        return value
-    return f"{AT_LEAST}{figures(value)}"
-
-
-def _glance(run: PublishedRun, section: Json) -> Iterator[Part]:
+def _glance(run: PublishedRun) -> list[Part]:
     """One line for each question that a reader of the terminal has."""
     rows = [*counted_facts(run), *policy_facts(run), *_rules(run)]
-    if rows:
-        yield FactList(rows=rows)
-    if run.twin is not None:
-        yield prediction_part(run.twin)
+    twin = None if run.twin is None else prediction_part(run.twin)
+    return present(FactList(rows=rows), twin)
 
 
 def _rules(run: PublishedRun) -> Iterator[tuple[str, str]]:
@@ -257,81 +238,59 @@ def _rules(run: PublishedRun) -> Iterator[tuple[str, str]]:
 
 def over_time(run: PublishedRun) -> list[Part]:
     note = windows_note(run)
-    return [*([Remarks(texts=[note], detail=True)] if note else []), *series_figures(run)]
+    return present(Remarks(texts=[note] if note else [], detail=True), *series_figures(run))
 
 
 def latency_sections(run: PublishedRun) -> Iterator[ViewSection]:
     """Percentiles of each tier and of each class, with the SLOs."""
     timed = not_timed(run)
-    yield ViewSection(
-        title="Percentiles of each tier",
-        parts=[] if timed else tier_latencies(run),
-        absent=timed or "No operation ended in the measured window.",
-        terminal=False,
+    yield hidden_section(
+        "Percentiles of each tier",
+        [] if timed else tier_latencies(run),
+        timed or "No operation ended in the measured window.",
     )
-    yield ViewSection(
-        title="Percentiles of each QoS class",
-        parts=[] if timed else [*class_latencies(run), *_class_tables(run)],
-        absent=timed or "No request completed in the measured window.",
-        terminal=False,
+    yield hidden_section(
+        "Percentiles of each QoS class",
+        [] if timed else _class_parts(run),
+        timed or "No request completed in the measured window.",
     )
 
 
-def class_latencies(run: PublishedRun) -> list[Figure]:
-    """Percentiles of response and TTFT of each class."""
-    figures_ = [
-        percentile_figure(
-            f"{title} of each class",
-            [
-                (qos.value, getattr(run.measured[qos], f"histogram_{measure}"))
-                for qos in Qos
-                if qos in run.measured
-            ],
-        )
-        for measure, title in (("response", "Response"), ("ttft", "Time to first token"))
-    ]
-    return [figure for figure in figures_ if figure is not None]
+def _classes(run: PublishedRun) -> list[tuple[str, ClassFacts]]:
+    return [(qos.value, run.measured[qos]) for qos in Qos if qos in run.measured]
 
 
-def _class_tables(run: PublishedRun) -> Iterator[Table]:
-    classes = {q: run.measured[q] for q in Qos if q in run.measured and run.measured[q].completed}
-    if classes:
-        yield Table(
-            title="Requests of each class",
-            columns=[
-                ShownColumn("class"),
-                ShownColumn("completed", COUNT),
-                *(ShownColumn(f"TTFT {p}", MS) for p in ("p50", "p95")),
-                *(ShownColumn(f"response {p}", MS) for p in _TIMES),
-            ],
-            rows=[[qos.value, *_class_cells(row)] for qos, row in classes.items()],
-        )
-    slos = slo_rows(run)
-    if slos:
-        yield slo_table(run)
-
-
-def _class_cells(row: ClassFacts) -> list[Cell]:
-    return [
-        row.completed,
-        *(percentile_cell(row.ttft_ms, p) for p in ("p50", "p95")),
-        *(percentile_cell(row.response_ms, p) for p in _TIMES),
-    ]
+def _class_parts(run: PublishedRun) -> list[Part]:
+    """Percentiles, requests and SLOs of each class."""
+    responses = [(qos, row.histogram_response) for qos, row in _classes(run)]
+    first_tokens = [(qos, row.histogram_ttft) for qos, row in _classes(run)]
+    requests = Table.of(
+        [(qos, row) for qos, row in _classes(run) if row.completed],
+        {
+            ShownColumn("class"): lambda each: each[0],
+            ShownColumn("completed", units.COUNT): lambda each: each[1].completed,
+            **percentile_columns(("p50", "p95"), lambda each: each[1].ttft_ms, "TTFT"),
+            **percentile_columns(_TIMES, lambda each: each[1].response_ms, "response"),
+        },
+        title="Requests of each class",
+    )
+    return present(
+        percentile_figure("Response of each class", responses),
+        percentile_figure("Time to first token of each class", first_tokens),
+        requests,
+        slo_table(run),
+    )
 
 
 def flow_sections(run: PublishedRun) -> Iterator[ViewSection]:
     """What moved between tiers, and what was reused."""
-    yield ViewSection(
-        title="Tier flow",
-        parts=moves_parts(run),
-        absent="No operation ended in the measured window: nothing moved.",
-        terminal=False,
+    yield hidden_section(
+        "Tier flow", moves_parts(run), "No operation ended in the measured window: nothing moved."
     )
-    yield ViewSection(
-        title="Reuse",
-        parts=reuse_parts(run),
-        absent="Nothing is known of reuse: no request completed in the measured window.",
-        terminal=False,
+    yield hidden_section(
+        "Reuse",
+        reuse_parts(run),
+        "Nothing is known of reuse: no request completed in the measured window.",
     )
 
 
@@ -345,10 +304,9 @@ _KEPT = {True: "kept", False: "missed", None: "too few to say"}
 def slo_rows(run: PublishedRun) -> list[tuple[str, str, SloFacts]]:
     """Class, percentile and outcome of each target of a class of which requests ended."""
     return [
-        (qos.value, _NINES.get(name, name), slo)
-        for qos in Qos
-        if qos in run.measured
-        for name, slo in run.measured[qos].slos.items()
+        (qos, _NINES.get(name, name), slo)
+        for qos, row in _classes(run)
+        for name, slo in row.slos.items()
         if slo.requests
     ]
 
@@ -356,49 +314,47 @@ def slo_rows(run: PublishedRun) -> list[tuple[str, str, SloFacts]]:
 def slo_table(run: PublishedRun) -> Table:
     """The share of each class's requests within each target, and what that says."""
     by_user = slos_set_by_user({"config": run.config})
-    return Table(
+    return Table.of(
+        slo_rows(run),
+        {
+            ShownColumn("class"): lambda row: row[0],
+            ShownColumn("percentile"): lambda row: row[1],
+            ShownColumn("SLO", status=True): lambda row: _KEPT[row[2].met],
+            ShownColumn("actual", units.MS): lambda row: row[2].actual_ms,
+            ShownColumn("target", units.MS): lambda row: row[2].target_ms,
+            ShownColumn("within", units.COUNT): lambda row: row[2].within,
+            ShownColumn("requests", units.COUNT): lambda row: row[2].requests,
+            ShownColumn("from", units.PERCENT): lambda row: row[2].share_low,
+            ShownColumn("to", units.PERCENT): lambda row: row[2].share_high,
+        },
         title="SLOs of each class" if by_user else NOT_SET,
-        columns=[
-            ShownColumn("class"),
-            ShownColumn("percentile"),
-            ShownColumn("SLO", status=True),
-            ShownColumn("actual", MS),
-            ShownColumn("target", MS),
-            ShownColumn("within", COUNT),
-            ShownColumn("requests", COUNT),
-            ShownColumn("from", PERCENT),
-            ShownColumn("to", PERCENT),
-        ],
-        rows=[
-            [qos, percentile, _KEPT[slo.met], slo.actual_ms, slo.target_ms, slo.within,
-             slo.requests, slo.share_low, slo.share_high]
-            for qos, percentile, slo in slo_rows(run)
-        ],
         caption="From and to: the 95 % interval of the share of all requests within the target.",
-    )  # fmt: skip
+    )
 
 
 # --- the passport ----------------------------------------------------------------------------
 
 
 def rule_table(passport: Passport) -> Table:
-    return Table(
+    return Table.of(
+        passport.rules,
+        {
+            ShownColumn("rule"): lambda row: f"{row.rule} {row.name}",
+            ShownColumn("status", status=True): lambda row: row.status,
+            ShownColumn("finding"): lambda row: row.message,
+        },
         title="What each rule found",
-        columns=[ShownColumn("rule"), ShownColumn("status", status=True), ShownColumn("finding")],
-        rows=[[f"{row.rule} {row.name}", row.status, row.message] for row in passport.rules],
     )
 
 
 def passport_section(run: PublishedRun) -> ViewSection:
     """What each rule found, and the thresholds that the user changed."""
-    rules = rule_table(run.passport)
     changed = FactList(
         title="Thresholds that were changed (value, default)",
         rows=[(name, as_text(value)) for name, value in run.passport.changed_thresholds.items()],
     )
-    return ViewSection(
-        title="Passport",
-        parts=[*([rules] if rules.rows else []), *([changed] if changed.rows else [])],
-        absent="The document has no passport: it was not judged.",
-        terminal=False,
+    return hidden_section(
+        "Passport",
+        present(rule_table(run.passport), changed),
+        "The document has no passport: it was not judged.",
     )

@@ -4,31 +4,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from statistics import fmean, median
 
-from kv_cache.core.errors import ConfigError
+from kv_cache.core.errors import UsageError
 from kv_cache.core.format import figures
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.metrics.slo import Slo, SloMeasure, parse_slos
 from kv_cache.result.paths import number_at
 from kv_cache.result.published import PublishedRun, WindowFacts
 from kv_cache.result.run import MisshapenError
-from kv_cache.view.parts import (
-    COUNT,
-    GIB_PER_S,
-    MS,
-    PER_S,
-    PERCENT,
-    Band,
-    DisplayUnit,
-    Figure,
-    Level,
-    Line,
-    PlotPoint,
-    S,
-    Scale,
-    ShownColumn,
-)
+from kv_cache.view import units
+from kv_cache.view.parts import Band, Figure, Level, Line, PlotPoint, Scale, ShownColumn
 
-TIME = ShownColumn("time since the run began", S)
+TIME = ShownColumn("time since the run began", units.S)
 SHORTEST = 0.25
 """Of the usual length: in a shorter window one request more or less is a high rate."""
 _PERCENTILES = ("p95", "p50", "p99")
@@ -89,12 +75,8 @@ class Windows:
         return value
 
     def line(self, name: str, value: Value) -> Line:
-        points = [
-            PlotPoint(x=(window.start_s + window.end_s) / 2, y=y)
-            for window in self.rows
-            if (y := value(window)) is not None and isfinite(y)
-        ]
-        return Line(name=name, points=points)
+        values = [((row.start_s + row.end_s) / 2, value(row)) for row in self.rows]
+        return Line.through(name, [(x, y) for x, y in values if y is not None and isfinite(y)])
 
     def figure(
         self,
@@ -131,20 +113,20 @@ def _throughput(every: Windows) -> Iterator[Figure | None]:
     for tier in reversed(Tier):  # storage is what is measured
         lines = [every.line(kind, every.rate(moved_bytes(tier.label, kind))) for kind in _SIDES]
         yield every.figure(
-            f"Throughput of the {tier.label} tier", ShownColumn("moved", GIB_PER_S), lines,
+            f"Throughput of the {tier.label} tier", ShownColumn("moved", units.GIB_PER_S), lines,
             detail=tier is not Tier.NVME,
         )  # fmt: skip
 
 
-def _side_percentile(kind: str, name: str) -> Value:
+def side_percentile(kind: str, name: str) -> Value:
     return lambda window: getattr(window.side("storage", kind), f"{name}_ms")
 
 
 def _storage_latency(every: Windows) -> Iterator[Figure | None]:
     for kind in _SIDES:
-        lines = [every.line(name, _side_percentile(kind, name)) for name in _PERCENTILES]
+        lines = [every.line(name, side_percentile(kind, name)) for name in _PERCENTILES]
         yield every.figure(
-            f"Time of one storage {kind}", ShownColumn("time", MS), lines, log_y=True,
+            f"Time of one storage {kind}", ShownColumn("time", units.MS), lines, log_y=True,
             caption="Inside the storage's calls: percentiles of each window.",
         )  # fmt: skip
 
@@ -157,7 +139,7 @@ def _class_latency(run: PublishedRun, every: Windows) -> Iterator[Figure | None]
         limits = [level for qos, level in levels.items() if qos in shown]
         response = measure == "response"
         yield every.figure(
-            f"{title} p95 of each class", ShownColumn("time", MS), lines, log_y=True,
+            f"{title} p95 of each class", ShownColumn("time", units.MS), lines, log_y=True,
             levels=limits if response else (), detail=not response,
             caption="Dashed: the p95 target of each class." if limits and response else "",
         )  # fmt: skip
@@ -171,6 +153,14 @@ def _class_p95(qos: str, measure: str) -> Value:
     return value
 
 
+def slos_of(texts: Sequence[str], place: str) -> list[Slo]:
+    """The SLOs as their document has them. Raises MisshapenError, which begins with the place."""
+    try:
+        return [slo for text in texts for slo in parse_slos(text)]
+    except UsageError as error:
+        raise MisshapenError(f"{place}: {error}") from None
+
+
 def slo_levels(run: PublishedRun) -> dict[str, Level]:
     """The p95 response target of each class, in ms: that of the run, or of the class itself."""
     limits: dict[str, float] = {}
@@ -178,18 +168,11 @@ def slo_levels(run: PublishedRun) -> dict[str, Level]:
         target = number_at(run.config, f"qos_profiles.{qos}.target_latency_p95_ms")
         if target is not None and target > 0:
             limits[qos.value] = target
-    for slo in _slos(run):
+    texts = [] if run.series is None else run.series.slos
+    for slo in slos_of(texts, "series.slos"):
         if slo.measure is SloMeasure.RESPONSE and slo.percent == 95:
             limits[slo.qos.value] = slo.limit_ns / 1e6
     return {qos: Level(name=f"{qos} limit", y=limit) for qos, limit in limits.items()}
-
-
-def _slos(run: PublishedRun) -> list[Slo]:
-    texts = [] if run.series is None else run.series.slos
-    try:
-        return [slo for text in texts for slo in parse_slos(text)]
-    except ConfigError as error:
-        raise MisshapenError(f"series.slos: {error}") from None
 
 
 def _load(run: PublishedRun, every: Windows) -> Iterator[Figure | None]:
@@ -206,32 +189,41 @@ def _load(run: PublishedRun, every: Windows) -> Iterator[Figure | None]:
         ],
     )
     yield every.figure(
-        "Users", ShownColumn("users", COUNT), [users, decisions], steps=True, detail=not changing,
+        "Users",
+        ShownColumn("users", units.COUNT),
+        [users, decisions],
+        steps=True,
+        detail=not changing,
         caption=f"The autoscaler changed them {len(moves)} times." if moves else "",
-    )  # fmt: skip
+    )
     yield every.figure(
-        "Requests in service and waiting in the queue", ShownColumn("requests", COUNT),
+        "Requests in service and waiting in the queue", ShownColumn("requests", units.COUNT),
         [
             every.line("in service", lambda window: window.in_flight),
             every.line("waiting", lambda window: window.queued),
         ],
     )  # fmt: skip
     completed = every.line("completed", every.rate(lambda window: window.completed))
-    yield every.figure("Requests completed", ShownColumn("requests", PER_S), [completed],
+    yield every.figure("Requests completed", ShownColumn("requests", units.PER_S), [completed],
                        detail=True)  # fmt: skip
     tokens = every.line("output tokens", every.rate(lambda window: window.output_tokens))
-    yield every.figure("Output tokens", ShownColumn("tokens", DisplayUnit("tokens/s")), [tokens])
+    yield every.figure(
+        "Output tokens", ShownColumn("tokens", units.DisplayUnit("tokens/s")), [tokens]
+    )
 
 
 def _machine(every: Windows) -> Iterator[Figure | None]:
     busy = every.line("busy", lambda w: w.machine.device_utilisation if w.machine else None)
-    yield every.figure("Time in which the device had work", ShownColumn("busy", PERCENT), [busy],
-                       reach=1.0)  # fmt: skip
+    share = ShownColumn("busy", units.PERCENT)
+    yield every.figure("Time in which the device had work", share, [busy], reach=1.0)
     level = every.line("level", lambda w: w.saturation.level if w.saturation else None)
     yield every.figure(
-        "Saturation: above 1 a signal is over its limit", ShownColumn("level", COUNT), [level],
-        levels=[Level(name="limit", y=1.0)], reach=1.2,
-    )  # fmt: skip
+        "Saturation: above 1 a signal is over its limit",
+        ShownColumn("level", units.COUNT),
+        [level],
+        levels=[Level(name="limit", y=1.0)],
+        reach=1.2,
+    )
 
 
 def windows_note(run: PublishedRun) -> str:
@@ -253,7 +245,7 @@ def windows_note(run: PublishedRun) -> str:
 
 # --- several results over each other ---------------------------------------------------------
 
-SINCE_MEASURED = ShownColumn("time since measuring began", S)
+_SINCE_MEASURED = ShownColumn("time since measuring began", units.S)
 _MOST_STEPS = 600
 
 
@@ -285,7 +277,23 @@ def stepped(windows: Sequence[WindowFacts], step: float, value: Value) -> dict[i
     return {at: fmean(each) for at, each in groups.items()}
 
 
-def step_line(name: str, values: Mapping[int, float], step: float) -> Line:
-    """Values by their step as a line over seconds."""
-    points = [PlotPoint(x=(at + 0.5) * step, y=values[at]) for at in sorted(values)]
-    return Line(name=name, points=points)
+def stepped_figure(
+    title: str,
+    y: ShownColumn,
+    lines: Mapping[str, Mapping[int, float]],
+    step: float,
+    *,
+    log_y: bool = False,
+) -> Figure:
+    """Values by their step as lines over seconds."""
+    return Figure(
+        title=title,
+        x=_SINCE_MEASURED,
+        y=y,
+        lines=[
+            Line.through(name, [((at + 0.5) * step, values[at]) for at in sorted(values)])
+            for name, values in lines.items()
+        ],
+        scale=Scale.TIME,
+        log_y=log_y,
+    )

@@ -8,7 +8,7 @@ import csv
 import io
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,10 +24,7 @@ from kv_cache.installing import install_hint
 from kv_cache.metrics.tracing import HISTOGRAMS
 from kv_cache.result.metrics import Json
 from kv_cache.result.paths import value_at
-from kv_cache.view.parts import View
-from kv_cache.view.sheet import rows, tables
-
-Cell = str | int | float | bool | None
+from kv_cache.view.parts import BarChart, Cell, Figure, FlowDiagram, IntervalChart, Table, View
 
 _EARLIEST = datetime(1980, 1, 1)
 """Before it no file in a workbook can have been made."""
@@ -360,14 +357,17 @@ def summary_csv(documents: Sequence[Json]) -> bytes:
     return text.getvalue().encode()
 
 
-def workbook(documents: Sequence[Json]) -> bytes:
-    """All sheets as an .xlsx file. Raises UsageError where XlsxWriter is missing."""
-    return written(sheets(documents), _created(documents))
+def workbook(documents: Sequence[Json], view: View | None = None) -> bytes:
+    """The reference's sheets of runs, then the tables of a view, a sheet each, as an .xlsx file. A
+    document without a run does not say when it was made, and the clock of now would change the
+    bytes. Raises UsageError where XlsxWriter is missing."""
+    runs = sheets(documents) if documents else []
+    more = [] if view is None else _view_sheets(view)
+    return _written([*runs, *more], _created(documents) if documents else _EARLIEST)
 
 
-def written(every: Sequence[Sheet], created: datetime) -> bytes:
-    """Sheets as an .xlsx file that says when its content was made. Raises UsageError where
-    XlsxWriter is missing."""
+def _written(every: Sequence[Sheet], created: datetime) -> bytes:
+    """Sheets as a file that says when its content was made."""
     buffer = io.BytesIO()
     options = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
     book = _xlsxwriter().Workbook(buffer, options)
@@ -385,12 +385,26 @@ def written(every: Sequence[Sheet], created: datetime) -> bytes:
     return buffer.getvalue()
 
 
-def view_workbook(view: View, runs: Sequence[Json]) -> bytes:
-    """The reference's sheets of `runs`, then the tables of a view, a sheet each. A document without
-    a run does not say when it was made, and the clock of now would change the bytes. Raises
-    UsageError where XlsxWriter is missing."""
-    every = [*(sheets(runs) if runs else []), *_view_sheets(view)]
-    return written(every, _created(runs) if runs else _EARLIEST)
+def tables(view: View) -> list[Table]:
+    """All tables, and the points of each figure, each with a title."""
+    return [
+        replace(table, title=table.title or section.title)
+        for section in view.sections
+        for part in section.parts
+        if isinstance(part, Table | Figure | BarChart | IntervalChart | FlowDiagram)
+        for table in [part if isinstance(part, Table) else part.table()]
+    ]
+
+
+def rows(table: Table) -> list[list[Cell]]:
+    """The cells in the units that are shown, not rounded."""
+    return [
+        [
+            cell if isinstance(cell, str) else column.shown(cell)
+            for column, cell in zip(table.columns, row, strict=True)
+        ]
+        for row in table.rows
+    ]
 
 
 def _view_sheets(view: View) -> list[Sheet]:
@@ -457,16 +471,16 @@ def target_of(wanted: Path) -> Target:
     return Target(path=path, note=f"{FLAG} {wanted}: the summary goes to {path} as CSV, as {why}")
 
 
-def check_target(wanted: Path, flag: str = FLAG) -> Target:
+def check_target(wanted: Path) -> Target:
     """Refuse a place that cannot be written, or that holds a file which is none of ours. Raises
     PlaceError."""
     if wanted.is_dir():  # whatever it will be called in the end
-        require_replaceable(wanted, "", flag)
+        require_replaceable(wanted, "", FLAG)
     target = target_of(wanted)
     if target.path.suffix.lower() == ".xlsx":
-        require_workbook(target.path, flag)
+        require_workbook(target.path, FLAG)
     else:
-        require_replaceable(target.path, CSV_MARK, flag)
+        require_replaceable(target.path, CSV_MARK, FLAG)
     return target
 
 

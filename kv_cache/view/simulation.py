@@ -1,19 +1,20 @@
 """A simulated cluster: its variants beside each other, the first run of each over time. Bars stand
 beside their numbers, so that nothing is told by a length or a colour alone."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+from msgspec import to_builtins
 
 from kv_cache.config.scenario import Scenario
-from kv_cache.config.schema import to_mapping
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import MISSING
+from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.result.metrics import Json
+from kv_cache.result.paths import as_number
 from kv_cache.result.run import converted
 from kv_cache.result.simulation.facts import (
     SimFacts,
-    SimRun,
     SimVariant,
     grid_of,
     levels_on,
@@ -39,16 +40,13 @@ from kv_cache.result.simulation.measures import (
     TTFT,
     Measure,
 )
-from kv_cache.view.identity import origin_texts
-from kv_cache.view.machine import leaves, option_parts
+from kv_cache.view import units
+from kv_cache.view.identity import origin_texts, trace_text
+from kv_cache.view.machine import option_parts
 from kv_cache.view.parts import (
-    COUNT,
-    MS,
-    PERCENT,
     BarChart,
     BarRow,
     Cell,
-    DisplayUnit,
     FactList,
     Figure,
     KeyNumber,
@@ -56,18 +54,18 @@ from kv_cache.view.parts import (
     Line,
     Part,
     PlotPoint,
-    S,
     Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
+    hidden_section,
+    present,
 )
-from kv_cache.view.traced import trace_text
 
-GIGABYTES = DisplayUnit("GB", 1e9)
+GIGABYTES = units.DisplayUnit("GB", 1e9)
 """Of links, whose rates are said in decimal units."""
-_AMOUNT = DisplayUnit("", 1e9)  # of a column whose table says that it is in GB
+_AMOUNT = units.DisplayUnit("", 1e9)  # of a column whose table says that it is in GB
 _LONGEST_NAME = 34
 _MOST_LINES = 8
 _MOST_POINTS, _MOST_RATES = 400, 80
@@ -92,34 +90,24 @@ def sim_view(section: Json) -> View:
         about=origin_texts(section),
         reasons=facts.warnings,
         sections=[
-            _hidden("Headline", _headline(facts, variants)),
-            _hidden("Variants beside each other", _beside(facts, variants), none),
+            hidden_section("Headline", _headline(facts, variants)),
+            hidden_section("Variants beside each other", _beside(facts, variants), none),
             ViewSection(title="What was asked", parts=[FactList(rows=list(_asked_facts(facts)))]),
-            ViewSection(title="Numbers", parts=_numbers(variants), absent=none),
-            ViewSection(title="Caches", parts=_caches(variants), absent=none),
+            ViewSection(title="Numbers", parts=_numbers(variants) if variants else [], absent=none),
+            ViewSection(title="Caches", parts=_caches(variants) if variants else [], absent=none),
             ViewSection(
                 title="What was moved",
                 parts=_moved(variants),
                 absent="Nothing was moved between places.",
             ),
-            _hidden("By each measure", _by_measure(facts)),
-            _hidden("Over time", _over_time(variants), "The document holds no time series."),
-            _hidden("Instances", _instances(variants), none),
-            _hidden("Events and checks", _events(variants), none),
-            _hidden("What this simulation does not model", _not_modelled(facts)),
-            _hidden("Scenario", [*_varied(facts), *option_parts(facts.config, _defaults())]),
+            hidden_section("By each measure", _by_measure(facts)),
+            hidden_section("Over time", _over_time(variants), "The document holds no time series."),
+            hidden_section("Instances", _instances(variants) if variants else [], none),
+            hidden_section("Events and checks", _events(variants) if variants else [], none),
+            hidden_section("What this simulation does not model", _not_modelled(facts)),
+            hidden_section("Scenario", [*_varied(facts), *option_parts(facts.config, Scenario)]),
         ],
     )
-
-
-def _hidden(title: str, parts: Sequence[Part], absent: str = "") -> ViewSection:
-    """A section that no terminal shows."""
-    return ViewSection(title=title, parts=parts, absent=absent, terminal=False)
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    return dict(leaves(to_mapping(Scenario())))
 
 
 # --- words -----------------------------------------------------------------------------------
@@ -153,14 +141,13 @@ def _by_measure(facts: SimFacts) -> list[Part]:
     """None where one reason holds for all of them."""
     if facts.verdict.no_order is not None:
         return []
-    rows: list[list[Cell]] = [[each.message] for each in facts.verdict.measures.values()]
-    columns = [ShownColumn("what the seeds say")]
-    return [Table(columns=columns, rows=rows, detail=True)] if rows else []
+    rows = [[each.message] for each in facts.verdict.measures.values()]
+    return present(Table(columns=[ShownColumn("what the seeds say")], rows=rows, detail=True))
 
 
 def _not_modelled(facts: SimFacts) -> list[Part]:
-    rows: list[list[Cell]] = [[text] for text in facts.not_modelled]
-    return [Table(columns=[ShownColumn("what is left out")], rows=rows)] if rows else []
+    rows = [[text] for text in facts.not_modelled]
+    return present(Table(columns=[ShownColumn("what is left out")], rows=rows))
 
 
 def _varied(facts: SimFacts) -> list[Part]:
@@ -183,18 +170,17 @@ def _label(variant: SimVariant) -> str:
 
 
 def _column(measure: Measure) -> ShownColumn:
-    units = {"ms": MS, "%": PERCENT}
-    return ShownColumn(measure.label, units.get(measure.unit, DisplayUnit(measure.unit)))
+    return ShownColumn(measure.label, units.DisplayUnit(measure.unit, 1 / measure.scale))
 
 
 def _text(variant: SimVariant, measure: Measure) -> str:
     """The mean with half of its interval."""
     row = variant.numbers.get(measure.path)
-    if row is None:
-        return MISSING
-    ends = row.interval
-    interval = None if ends is None else {"low": ends.low, "high": ends.high}
-    return measure.with_reach({"mean": row.mean, "interval": interval})
+    return MISSING if row is None else measure.with_reach(to_builtins(row))
+
+
+def _mean_of(path: str) -> Callable[[SimVariant], Cell]:
+    return lambda variant: variant.mean(path)
 
 
 def _counted(variant: SimVariant, path: str) -> float:
@@ -202,10 +188,9 @@ def _counted(variant: SimVariant, path: str) -> float:
     return variant.mean(path) or 0.0
 
 
-def _ends(variant: SimVariant, path: str) -> tuple[float | None, float | None]:
+def _interval(variant: SimVariant, path: str) -> IntervalEnds | None:
     row = variant.numbers.get(path)
-    ends = None if row is None else row.interval
-    return (None, None) if ends is None else (ends.low, ends.high)
+    return None if row is None else row.interval
 
 
 def _headline(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
@@ -222,26 +207,35 @@ def _headline(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
             low, high = column.text(min(values)), column.text(max(values))
             value = min(values) if low == high else f"{low} to {high}"
             cards.append(KeyNumber(column=column, value=value, note=note))
-    return [KeyNumbers(numbers=cards)] if cards else []
+    return present(KeyNumbers(numbers=cards))
 
 
 # --- beside each other -----------------------------------------------------------------------
 
 
 def _beside(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
+    tiers = names_below(variants, "blocks.hit_ratios")
+    causes = names_below(variants, "bytes_by_cause")
     charts = [
         _bars(variants, TTFT[1], (TTFT[0], TTFT[2])),
         _bars(variants, GOODPUT),
         _bars(variants, TOKEN_RATE),
-        _stacked(
-            variants, "Block hits by tier", ShownColumn("of blocks looked up", PERCENT),
-            "blocks.hit_ratios", CEILING,
-            "The ceiling is what a cache without limits or delays would have: blocks that anyone "
-            "asked for before, as a prefix.",
+        BarChart(
+            title="Block hits by tier",
+            x=ShownColumn("of blocks looked up", units.PERCENT),
+            parts=tiers,
+            marks=[CEILING.label],
+            rows=_rows(variants, [f"blocks.hit_ratios.{tier}" for tier in tiers], [CEILING]),
+            caption="The ceiling is what a cache without limits or delays would have: blocks that "
+            "anyone asked for before, as a prefix.",
         ),
-        _stacked(variants, "Bytes on all links by cause", ShownColumn("moved", GIGABYTES),
-                 "bytes_by_cause"),
-    ]  # fmt: skip
+        BarChart(
+            title="Bytes on all links by cause",
+            x=ShownColumn("moved", GIGABYTES),
+            parts=causes,
+            rows=_rows(variants, [f"bytes_by_cause.{cause}" for cause in causes]),
+        ),
+    ]
     some = [chart for chart in charts if any(any(row.parts) for row in chart.rows)]
     return [*some, *_over_option(facts, variants)]
 
@@ -250,67 +244,54 @@ def _bars(
     variants: Sequence[SimVariant], measure: Measure, marks: Sequence[Measure] = ()
 ) -> BarChart:
     """A bar for each variant with its interval, and a mark at each of `marks`."""
-    rows = []
-    for variant in variants:
-        low, high = _ends(variant, measure.path)
-        rows.append(
-            BarRow(
-                name=_label(variant),
-                parts=[_counted(variant, measure.path)],
-                marks=[variant.mean(mark.path) for mark in marks],
-                low=low,
-                high=high,
-            )
-        )
-    column = _column(measure)
     return BarChart(
-        title=f"{measure.label[:1].upper()}{measure.label[1:]}", x=column, parts=[measure.label],
-        marks=[mark.label for mark in marks], rows=rows,
-    )  # fmt: skip
+        title=f"{measure.label[:1].upper()}{measure.label[1:]}",
+        x=_column(measure),
+        parts=[measure.label],
+        marks=[mark.label for mark in marks],
+        rows=_rows(variants, [measure.path], marks, spans=True),
+    )
 
 
-def _stacked(
+def _rows(
     variants: Sequence[SimVariant],
-    title: str,
-    x: ShownColumn,
-    prefix: str,
-    mark: Measure | None = None,
-    caption: str = "",
-) -> BarChart:
-    """Parts behind one another."""
-    parts = names_below(variants, prefix)
-    rows = [
+    paths: Sequence[str],
+    marks: Sequence[Measure] = (),
+    *,
+    spans: bool = False,
+) -> list[BarRow]:
+    """Parts behind one another; `spans` are the intervals of a part that is alone."""
+    return [
         BarRow(
             name=_label(variant),
-            parts=[_counted(variant, f"{prefix}.{part}") for part in parts],
-            marks=[] if mark is None else [variant.mean(mark.path)],
+            parts=[_counted(variant, path) for path in paths],
+            marks=[variant.mean(mark.path) for mark in marks],
+            interval=_interval(variant, paths[0]) if spans else None,
         )
         for variant in variants
     ]
-    marks = [] if mark is None else [mark.label]
-    return BarChart(title=title, x=x, parts=parts, marks=marks, rows=rows, caption=caption)
 
 
 def _over_option(facts: SimFacts, variants: Sequence[SimVariant]) -> Iterator[Figure]:
     """Lines over the option that varies, where there is one alone and it has numbers."""
     if len(facts.varied) != 1 or len(variants) < 3:
         return
-    places = [_option(variant, facts.varied[0]) for variant in variants]
+    places = [as_number(variant.values.get(facts.varied[0])) for variant in variants]
     known = [place for place in places if place is not None]
     if len(set(known)) != len(variants):
         return
     ranked = sorted(zip(known, variants, strict=True), key=lambda pair: pair[0])
     for title, unit, measures, log in (
-        ("Time to first token", MS, TTFT, True),
-        ("Block hits and their ceiling", PERCENT, (HIT_RATIO, CEILING), False),
-        ("Requests a second", DisplayUnit("requests/s"), (FINISHED_RATE, GOODPUT), False),
+        ("Time to first token", units.MS, TTFT, True),
+        ("Block hits and their ceiling", units.PERCENT, (HIT_RATIO, CEILING), False),
+        ("Requests a second", units.DisplayUnit("requests/s"), (FINISHED_RATE, GOODPUT), False),
     ):
         lines = [
             Line(name=measure.label, points=list(_points(ranked, measure))) for measure in measures
         ]
         figure = Figure(
             title=title,
-            x=ShownColumn(facts.varied[0], COUNT),
+            x=ShownColumn(facts.varied[0], units.COUNT),
             y=ShownColumn("mean of seeds", unit),
             lines=lines,
             log_y=log,
@@ -320,28 +301,17 @@ def _over_option(facts: SimFacts, variants: Sequence[SimVariant]) -> Iterator[Fi
             yield figure
 
 
-def _option(variant: SimVariant, path: str) -> float | None:
-    """The value of an option, where it is a number."""
-    value = variant.values.get(path)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value)
-
-
 def _points(ranked: Sequence[tuple[float, SimVariant]], measure: Measure) -> Iterator[PlotPoint]:
     for place, variant in ranked:
         mean = variant.mean(measure.path)
         if mean is not None:
-            low, high = _ends(variant, measure.path)
-            yield PlotPoint(x=place, y=mean, low=low, high=high)
+            yield PlotPoint(x=place, y=mean, interval=_interval(variant, measure.path))
 
 
 # --- tables ----------------------------------------------------------------------------------
 
 
 def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
-    if not variants:
-        return []
     groups = {"TTFT": TTFT, "ITL": ITL, "TPOT": TPOT, "E2E": E2E, "queue": QUEUE}
     short = [
         f"{group} {percent}" if place == 0 else percent
@@ -349,28 +319,25 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
         for place, measure in enumerate(measures)
         for percent in [measure.path.rpartition(".")[2]]
     ]
+    spans = any(row.interval is not None for v in variants for row in v.numbers.values())
     latencies = Table(
         title="Latency",
-        columns=[ShownColumn("latency, ms"), *(ShownColumn(name, COUNT) for name in short)],
+        columns=[ShownColumn("latency, ms"), *(ShownColumn(name, units.COUNT) for name in short)],
         rows=[[_label(v), *(_text(v, measure) for measure in LATENCIES)] for v in variants],
-        caption="A mean over seeds with half of its 95 % interval."
-        if _has_intervals(variants)
-        else "",
+        caption="A mean over seeds with half of its 95 % interval." if spans else "",
     )
     every = dict.fromkeys(path for variant in variants for path in variant.numbers)
-    all_numbers = Table(
+    all_numbers = Table.of(
+        every,
+        {
+            ShownColumn("mean over seeds, in the unit that its name says"): lambda path: path,
+            **{ShownColumn(_label(variant), units.COUNT): variant.mean for variant in variants},
+        },
         title="Every number of every variant",
-        columns=[ShownColumn("mean over seeds, in the unit that its name says"),
-                 *(ShownColumn(_label(variant), COUNT) for variant in variants)],
-        rows=[[path, *(variant.mean(path) for variant in variants)] for path in every],
         detail=True,
-    )  # fmt: skip
-    lost = [*_lost(variants)]
-    return [latencies, _service(variants), *([FactList(rows=lost)] if lost else []), all_numbers]
-
-
-def _has_intervals(variants: Sequence[SimVariant]) -> bool:
-    return any(row.interval is not None for v in variants for row in v.numbers.values())
+    )
+    lost = FactList(rows=list(_lost(variants)))
+    return present(latencies, _service(variants), lost, all_numbers)
 
 
 def _service(variants: Sequence[SimVariant]) -> Table:
@@ -380,16 +347,33 @@ def _service(variants: Sequence[SimVariant]) -> Table:
         "req/s": FINISHED_RATE, "tokens/s": TOKEN_RATE, "good/s": GOODPUT, "good %": GOOD_SHARE,
         "busy %": BUSY, "active %": ACTIVE, "skew": SKEW,
     }  # fmt: skip
-    rows: list[list[Cell]] = [
-        [
-            _label(v),
-            *(_counted(v, f"requests.{name}") for name in counts),
-            *(_text(v, measure) for measure in rates.values()),
-        ]
-        for v in variants
-    ]
-    columns = [ShownColumn("requests"), *(ShownColumn(name, COUNT) for name in (*counts, *rates))]
-    return Table(title="Requests and instances", columns=columns, rows=rows)
+    return Table.of(
+        variants,
+        {
+            ShownColumn("requests"): _label,
+            **_counts("requests", counts),
+            **_measured(rates),
+        },
+        title="Requests and instances",
+    )
+
+
+Cells = dict[ShownColumn, Callable[[SimVariant], Cell]]
+"""Columns with how their cells are read from a variant."""
+
+
+def _measured(measures: Mapping[str, Measure]) -> Cells:
+    return {
+        ShownColumn(name, units.COUNT): partial(_text, measure=measure)
+        for name, measure in measures.items()
+    }
+
+
+def _counts(path: str, names: Iterable[str]) -> Cells:
+    return {
+        ShownColumn(name.replace("_", " "), units.COUNT): partial(_counted, path=f"{path}.{name}")
+        for name in names
+    }
 
 
 def _lost(variants: Sequence[SimVariant]) -> Iterator[Fact]:
@@ -411,36 +395,35 @@ _OF_A_TIER = (
 
 
 def _caches(variants: Sequence[SimVariant]) -> list[Part]:
-    if not variants:
-        return []
-    tiers = names_below(variants, "blocks.hit_ratios")
-    measures = [Measure(path=f"blocks.hit_ratios.{tier}", label=tier, unit="%", scale=100)
-                for tier in tiers]  # fmt: skip
-    hits = Table(
+    tiers = {
+        tier: Measure(path=f"blocks.hit_ratios.{tier}", label=tier, unit="%", scale=100)
+        for tier in names_below(variants, "blocks.hit_ratios")
+    }
+    hits = Table.of(
+        variants,
+        {
+            ShownColumn("block hits, %"): _label,
+            **_measured({**tiers, "all": HIT_RATIO, "ceiling": CEILING}),
+            **_counts("blocks", ("looked_up", "recomputed")),
+        },
         title="Block hits",
-        columns=[ShownColumn("block hits, %"),
-                 *(ShownColumn(name, COUNT)
-                   for name in (*tiers, "all", "ceiling", "looked up", "recomputed"))],
-        rows=[
-            [
-                _label(v),
-                *(_text(v, measure) for measure in (*measures, HIT_RATIO, CEILING)),
-                *(_counted(v, f"blocks.{name}") for name in ("looked_up", "recomputed")),
-            ]
-            for v in variants
-        ],
-    )  # fmt: skip
-    lookups = Table(
+    )
+    lookups = Table.of(
+        variants,
+        {
+            ShownColumn("variant"): _label,
+            **{
+                ShownColumn(name.replace("_", " "), units.COUNT): _mean_of(f"blocks.{name}")
+                for name in _LOOKUPS
+            },
+        },
         title="Blocks of prompts, at the first admission",
-        columns=[ShownColumn("variant"),
-                 *(ShownColumn(name.replace("_", " "), COUNT) for name in _LOOKUPS)],
-        rows=[[_label(v), *(v.mean(f"blocks.{name}") for name in _LOOKUPS)] for v in variants],
         detail=True,
-    )  # fmt: skip
+    )
     of_tiers = Table(
         title="Tiers, in blocks",
         columns=[ShownColumn("variant"), ShownColumn("tier"),
-                 *(ShownColumn(name.replace("_", " "), COUNT) for name in _OF_A_TIER)],
+                 *(ShownColumn(name.replace("_", " "), units.COUNT) for name in _OF_A_TIER)],
         rows=[
             [_label(v), tier, *(v.mean(f"tiers.{tier}.{name}") for name in _OF_A_TIER)]
             for v in variants
@@ -472,13 +455,11 @@ def _moved(variants: Sequence[SimVariant]) -> list[Part]:
     columns = [
         ShownColumn("moved, GB"), ShownColumn("over"),
         *(ShownColumn(name, _AMOUNT) for name in (*causes, "all")),
-        ShownColumn("busy %", COUNT), ShownColumn("busiest %", COUNT),
-        ShownColumn("transfers", COUNT), ShownColumn("links", COUNT),
+        ShownColumn("busy %", units.COUNT), ShownColumn("busiest %", units.COUNT),
+        ShownColumn("transfers", units.COUNT), ShownColumn("links", units.COUNT),
     ]  # fmt: skip
     caption = "GB are 10⁹ bytes. A byte that crosses three links is told at each of them."
-    return (
-        [Table(title="Bytes by cause", columns=columns, rows=rows, caption=caption)] if rows else []
-    )
+    return present(Table(title="Bytes by cause", columns=columns, rows=rows, caption=caption))
 
 
 def _uses_of(link: str) -> list[Measure]:
@@ -492,10 +473,7 @@ def _uses_of(link: str) -> list[Measure]:
 # --- over time -------------------------------------------------------------------------------
 
 _WHERE = ("waiting", "prefilling", "transferring", "decoding")
-_VIRTUAL = ShownColumn("virtual time", S)
-
-Track = tuple[str, Sequence[float | None]]
-OnGrid = Callable[[SimRun, str, Sequence[float]], list[float | None]]
+_VIRTUAL = ShownColumn("virtual time", units.S)
 
 
 def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
@@ -508,51 +486,45 @@ def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
     left = len(variants) - len(some)
     note = "The first run of each variant; --series has more."
     note += f" {left} more variants are not drawn." if left else ""
-    names = [f"variant {variant.variant}" for variant in some]
 
-    def each(name: str, on_grid: OnGrid, at: Sequence[float]) -> list[Track]:
-        return [(label, on_grid(run, name, at)) for label, run in zip(names, runs, strict=True)]
+    def each(
+        title: str, unit: str, name: str, *, rates: bool = False, detail: bool = False
+    ) -> Figure:
+        at, on_grid = (coarse, rates_on) if rates else (grid, levels_on)
+        tracks = {f"variant {v.variant}": on_grid(v.runs[0], name, at) for v in some}
+        return _timed(title, unit, at, tracks, note, detail=detail)
 
     if len(some) == 1:
-        where = [(name, levels_on(runs[0], name, grid)) for name in _WHERE]
+        where = {name: levels_on(runs[0], name, grid) for name in _WHERE}
         levels = [_timed("Requests: where they are", "requests", grid, where, note)]
     else:
         levels = [
-            _timed("Requests that wait", "requests", grid, each("waiting", levels_on, grid), note),
-            _timed("Sequences that decode", "sequences", grid, each("decoding", levels_on, grid),
-                   note, detail=True),
-        ]  # fmt: skip
-    figures_over_time = [
+            each("Requests that wait", "requests", "waiting"),
+            each("Sequences that decode", "sequences", "decoding", detail=True),
+        ]
+    return present(
         *levels,
-        _timed("Output tokens", "tokens/s", coarse, each("output_tokens", rates_on, coarse), note),
-        _timed("Prefilled tokens", "tokens/s", coarse, each("prefill_tokens", rates_on, coarse),
-               note, detail=True),
-        _timed("HBM in use", "blocks", grid, each("hbm_blocks", levels_on, grid), note,
-               detail=True),
-    ]  # fmt: skip
-    return [figure for figure in figures_over_time if any(figure.points())]
+        each("Output tokens", "tokens/s", "output_tokens", rates=True),
+        each("Prefilled tokens", "tokens/s", "prefill_tokens", rates=True, detail=True),
+        each("HBM in use", "blocks", "hbm_blocks", detail=True),
+    )
 
 
 def _timed(
     title: str,
     unit: str,
     grid: Sequence[float],
-    tracks: Sequence[Track],
+    tracks: Mapping[str, Sequence[float | None]],
     caption: str,
     *,
     detail: bool = False,
 ) -> Figure:
     """Without lines that are never above 0."""
     lines = [
-        Line(
-            name=name,
-            points=[PlotPoint(x=x, y=y) for x, y in zip(grid, ys, strict=True) if y is not None],
-        )
-        for name, ys in tracks
-        if any(y for y in ys)
+        Line.through(name, zip(grid, ys, strict=True)) for name, ys in tracks.items() if any(ys)
     ]
     return Figure(
-        title=title, x=_VIRTUAL, y=ShownColumn(title.lower(), DisplayUnit(unit)), lines=lines,
+        title=title, x=_VIRTUAL, y=ShownColumn(title.lower(), units.DisplayUnit(unit)), lines=lines,
         scale=Scale.TIME, caption=caption, axis=grid, detail=detail,
     )  # fmt: skip
 
@@ -561,8 +533,6 @@ def _timed(
 
 
 def _instances(variants: Sequence[SimVariant]) -> list[Part]:
-    if not variants:
-        return []
     names = ("count", "active", "requests", "skew", "utilisation", "busiest_utilisation")
     rows: list[list[Cell]] = [
         [_label(v), role, *(v.mean(f"instances.roles.{role}.{name}") for name in names)]
@@ -572,8 +542,8 @@ def _instances(variants: Sequence[SimVariant]) -> list[Part]:
     heads = ("instances", "with a request", "requests", "skew")
     columns = [
         ShownColumn("variant"), ShownColumn("role"),
-        *(ShownColumn(head, COUNT) for head in heads),
-        ShownColumn("busy", PERCENT), ShownColumn("busiest", PERCENT),
+        *(ShownColumn(head, units.COUNT) for head in heads),
+        ShownColumn("busy", units.PERCENT), ShownColumn("busiest", units.PERCENT),
     ]  # fmt: skip
     caption = (
         "Skew is the most requests of one instance over the mean of its role; from "
@@ -616,8 +586,8 @@ def _each_instance(variant: SimVariant) -> Iterator[Table]:
         title=f"Instances of {_label(variant)}: {which}",
         columns=[
             ShownColumn("instance"), ShownColumn("group"), ShownColumn("role"),
-            *(ShownColumn(name.replace("_", " "), COUNT) for name in _OF_AN_INSTANCE),
-            ShownColumn("busy", PERCENT),
+            *(ShownColumn(name.replace("_", " "), units.COUNT) for name in _OF_AN_INSTANCE),
+            ShownColumn("busy", units.PERCENT),
         ],
         rows=rows,
         detail=True,
@@ -625,19 +595,20 @@ def _each_instance(variant: SimVariant) -> Iterator[Table]:
 
 
 def _events(variants: Sequence[SimVariant]) -> list[Part]:
-    if not variants:
-        return []
     checks = names_below(variants, "checks")
-    laws = Table(
+    laws = Table.of(
+        variants,
+        {
+            ShownColumn("variant"): _label,
+            ShownColumn("events", units.COUNT): _mean_of("events"),
+            **{
+                ShownColumn(f"checked: {law}", units.COUNT): _mean_of(f"checks.{law}")
+                for law in checks
+            },
+        },
         title="Events of the loop, and how often each law was checked",
-        columns=[ShownColumn("variant"), ShownColumn("events", COUNT),
-                 *(ShownColumn(f"checked: {law}", COUNT) for law in checks)],
-        rows=[
-            [_label(v), v.mean("events"), *(v.mean(f"checks.{law}") for law in checks)]
-            for v in variants
-        ],
         detail=True,
-    )  # fmt: skip
+    )
     logged = [(v, run.seed, run.event_log) for v in variants for run in v.runs if run.event_log]
     kinds = list(dict.fromkeys(kind for _, _, log in logged for kind in log))
     if not kinds:
@@ -645,7 +616,7 @@ def _events(variants: Sequence[SimVariant]) -> list[Part]:
     log = Table(
         title="Events in the log by kind",
         columns=[ShownColumn("variant"), ShownColumn("seed"),
-                 *(ShownColumn(kind, COUNT) for kind in kinds)],
+                 *(ShownColumn(kind, units.COUNT) for kind in kinds)],
         rows=[
             [_label(v), f"{seed}", *(counts.get(kind) for kind in kinds)]
             for v, seed, counts in logged

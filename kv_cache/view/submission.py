@@ -2,7 +2,8 @@
 ranks agree, and what each rule found."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from kv_cache.result.metrics import Json
 from kv_cache.result.run import converted
@@ -14,36 +15,35 @@ from kv_cache.result.submission import (
     RuleFinding,
     TreeFacts,
 )
+from kv_cache.view import units
+from kv_cache.view.latency import PERCENTILE_AXIS
 from kv_cache.view.parts import (
-    COUNT,
-    MS,
-    PERCENT,
     BarChart,
     BarRow,
-    Cell,
-    DisplayUnit,
     Figure,
     Line,
-    PlotPoint,
     Remarks,
     Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
+    hidden_section,
+    interval_columns,
+    present,
 )
 
 _MOST = 8  # reasons of one option, or looks of one rule
-_GIB = DisplayUnit("GiB/s")
+_GIB = units.DisplayUnit("GiB/s")
 """Of the launcher's keys, which hold GiB/s and call them `_gbps`."""
-_TOKENS = DisplayUnit("tok/s")
+_TOKENS = units.DisplayUnit("tok/s")
 
 _RULES_COLUMNS = {
     "aggregated_read_bandwidth_gbps": ShownColumn("storage read", _GIB),
     "aggregated_write_bandwidth_gbps": ShownColumn("storage write", _GIB),
     "aggregated_storage_throughput_tokens_per_sec": ShownColumn("storage throughput", _TOKENS),
-    "aggregated_device_read_p95_ms": ShownColumn("device read P95, worst rank", MS),
-    "aggregated_device_write_p95_ms": ShownColumn("device write P95, worst rank", MS),
+    "aggregated_device_read_p95_ms": ShownColumn("device read P95, worst rank", units.MS),
+    "aggregated_device_write_p95_ms": ShownColumn("device write P95, worst rank", units.MS),
 }
 _SPREAD_COLUMNS = {
     "read_bandwidth_gbps": ShownColumn("storage read", _GIB),
@@ -71,11 +71,11 @@ def submission_view(section: Json) -> View:
         about=list(_about(facts)),
         reasons=[*facts.not_submittable, *_reasons(facts)],
         sections=[
-            ViewSection(title="Each option", parts=_charts(facts), terminal=False),
+            hidden_section("Each option", _charts(facts)),
             ViewSection(title="By the rules", parts=[_by_the_rules(facts)]),
-            *_not_closed(facts),
+            _not_closed(facts),
             *_beside_the_rules(facts),
-            *_rules(facts),
+            _rules(facts),
         ],
     )
 
@@ -91,7 +91,7 @@ def check_view(section: Json) -> View:
         sentence=", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s]) + ".",
         about=list(_about(facts)),
         reasons=[*map(_short_text, short), *facts.not_submittable],
-        sections=[*_not_closed(facts), *_rules(facts)],
+        sections=[_not_closed(facts), _rules(facts)],
     )
 
 
@@ -156,9 +156,7 @@ def _reasons(facts: TreeFacts) -> Iterator[str]:
     for option in _options(facts):
         where = f"option {option.option}"
         flaws = [f"{flaw.kind}: {flaw.where} {flaw.message}" for flaw in option.invalid_because]
-        yield from (f"{where}: {flaw}" for flaw in flaws[:_MOST])
-        if flaws[_MOST:]:
-            yield f"{where}: and {len(flaws) - _MOST} more"
+        yield from (f"{where}: {flaw}" for flaw in _first(flaws))
         if option.not_valid:
             path, reasons = next(iter(option.not_valid.items()))
             count = _many(len(option.not_valid), "result")
@@ -169,9 +167,8 @@ def _reasons(facts: TreeFacts) -> Iterator[str]:
             yield f"{where}: {count} served everything from RAM"
 
 
-def _not_closed(facts: TreeFacts) -> Iterator[ViewSection]:
-    if facts.deviations:
-        yield ViewSection(title="Not as in CLOSED", parts=[Remarks(texts=facts.deviations)])
+def _not_closed(facts: TreeFacts) -> ViewSection:
+    return ViewSection(title="Not as in CLOSED", parts=present(Remarks(texts=facts.deviations)))
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -181,21 +178,20 @@ def _named(option: OptionSummary) -> str:
     return f"{option.option} {option.name or 'of no known name'}"
 
 
+def _by_rule(option: OptionSummary, name: str) -> float | None:
+    return option.by_the_rules.get(name)
+
+
 def _by_the_rules(facts: TreeFacts) -> Table:
-    return Table(
-        columns=[
-            ShownColumn("option"),
-            ShownColumn("found", status=True),
-            *_RULES_COLUMNS.values(),
-        ],
-        rows=[
-            [
-                _named(option),
-                "complete" if option.valid else "invalid",
-                *(option.by_the_rules.get(name) for name in _RULES_COLUMNS),
-            ]
-            for option in _options(facts)
-        ],
+    return Table.of(
+        _options(facts),
+        {
+            ShownColumn("option"): _named,
+            ShownColumn("found", status=True): lambda option: (
+                "complete" if option.valid else "invalid"
+            ),
+            **{column: partial(_by_rule, name=name) for name, column in _RULES_COLUMNS.items()},
+        },
         caption="Bandwidths and tokens/s: added over ranks, the mean of trials.",
     )
 
@@ -205,88 +201,72 @@ def _beside_the_rules(facts: TreeFacts) -> Iterator[ViewSection]:
     valid = _valid(facts)
     if not valid:
         return
-    spread = Table(
-        columns=[
-            *(ShownColumn("option"), ShownColumn("number")),
-            *(ShownColumn(name, COUNT) for name in ("median", "from", "to")),
-            ShownColumn("CV", PERCENT),
-        ],
-        rows=[_spread_row(option, name) for option in valid for name in option.spread],
+    spread = Table.of(
+        [(option, name, row) for option in valid for name, row in option.spread.items()],
+        {
+            ShownColumn("option"): lambda each: str(each[0].option),
+            ShownColumn("number"): lambda each: _SPREAD_COLUMNS[each[1]].heading,
+            ShownColumn("median", units.COUNT): lambda each: each[2].median,
+            **interval_columns(units.COUNT, lambda each: each[2].interval),
+            ShownColumn("CV", units.PERCENT): lambda each: each[2].coefficient_of_variation,
+        },
         caption="Of the trials' sums; from and to: the 95 % interval of their mean.",
     )
     yield ViewSection(title="How far the trials agree", parts=[spread])
-    pooled = Table(
-        columns=[
-            *(ShownColumn("option"), ShownColumn("time"), ShownColumn("samples", COUNT)),
-            *(ShownColumn(f"p{percent:g}", MS) for percent in _PERCENTILES.values()),
-            ShownColumn("max", MS),
-        ],
-        rows=[
-            [str(option.option), _POOLED_NAMES[name], times.count, *_percentiles(times), times.max]
+    pooled = Table.of(
+        [
+            (option, name, times)
             for option in valid
-            for name, times in _pooled(option)
+            for name in _POOLED_NAMES
+            if (times := option.pooled_ms.get(name)) is not None
         ],
+        {
+            ShownColumn("option"): lambda each: str(each[0].option),
+            ShownColumn("time"): lambda each: _POOLED_NAMES[each[1]],
+            ShownColumn("samples", units.COUNT): lambda each: each[2].count,
+            **{
+                ShownColumn(f"p{percent:g}", units.MS): _percentile(name)
+                for name, percent in _PERCENTILES.items()
+            },
+            ShownColumn("max", units.MS): lambda each: each[2].max,
+        },
     )
     curves = [_percentile_figure(valid, name) for name in _POOLED_NAMES]
-    yield ViewSection(
-        title="All samples of all ranks",
-        parts=[pooled, *(figure for figure in curves if any(figure.points()))],
-    )
+    yield ViewSection(title="All samples of all ranks", parts=[pooled, *present(*curves)])
 
 
-def _spread_row(option: OptionSummary, name: str) -> list[Cell]:
-    numbers = option.spread[name]
-    ends = numbers.interval
-    return [
-        str(option.option),
-        _SPREAD_COLUMNS[name].heading,
-        numbers.median,
-        None if ends is None else ends.low,
-        None if ends is None else ends.high,
-        numbers.coefficient_of_variation,
-    ]
+def _percentile(name: str) -> Callable[[tuple[object, object, PooledTimes]], float | None]:
+    return lambda each: getattr(each[2], name)
 
 
-def _pooled(option: OptionSummary) -> Iterator[tuple[str, PooledTimes]]:
-    for name in _POOLED_NAMES:
-        times = option.pooled_ms.get(name)
-        if times is not None:
-            yield name, times
-
-
-def _percentiles(times: PooledTimes) -> list[float | None]:
-    return [getattr(times, name) for name in _PERCENTILES]
-
-
-def _rules(facts: TreeFacts) -> Iterator[ViewSection]:
+def _rules(facts: TreeFacts) -> ViewSection:
     """The gravest first; a row for each thing that a rule saw."""
-    if not facts.rules:
-        return
     ranked = sorted(facts.rules, key=lambda finding: _rank(finding.status))
-    rows: list[list[Cell]] = [
-        [finding.rule, finding.section, finding.status, text]
-        for finding in ranked
-        for text in _look_texts(finding)
-    ]
-    columns = [
-        *(ShownColumn("rule"), ShownColumn("section"), ShownColumn("status", status=True)),
-        ShownColumn("finding"),
-    ]
-    yield ViewSection(title="Rules", parts=[Table(columns=columns, rows=rows)])
+    table = Table.of(
+        [(finding, text) for finding in ranked for text in _look_texts(finding)],
+        {
+            ShownColumn("rule"): lambda each: each[0].rule,
+            ShownColumn("section"): lambda each: each[0].section,
+            ShownColumn("status", status=True): lambda each: each[0].status,
+            ShownColumn("finding"): lambda each: each[1],
+        },
+    )
+    return ViewSection(title="Rules", parts=present(table))
 
 
 def _rank(status: str) -> int:
     return STATUSES.index(status) if status in STATUSES else len(STATUSES)
 
 
-def _look_texts(finding: RuleFinding) -> Iterator[str]:
+def _look_texts(finding: RuleFinding) -> list[str]:
     looks = finding.looks
-    for look in looks[:_MOST]:
-        yield f"{look.where}: {look.message}" if look.where else look.message
-    if looks[_MOST:]:
-        yield f"and {len(looks) - _MOST} more"
-    if not looks:
-        yield ""
+    return _first([f"{x.where}: {x.message}" if x.where else x.message for x in looks]) or [""]
+
+
+def _first(texts: Sequence[str]) -> list[str]:
+    """As many as are read, and how many more there are."""
+    more = len(texts) - _MOST
+    return [*texts[:_MOST], *([f"and {more} more"] if more > 0 else [])]
 
 
 # --- pictures --------------------------------------------------------------------------------
@@ -312,23 +292,16 @@ def _bars(valid: Sequence[OptionSummary], title: str, names: Sequence[str]) -> B
         x=ShownColumn(title.lower(), _SPREAD_COLUMNS[names[0]].unit),
         parts=("mean of trials",),
         rows=[
-            _bar(option, name, several=len(names) > 1)
+            BarRow(
+                name=f"option {option.option}{what}",
+                parts=(option.spread[name].mean,),
+                interval=option.spread[name].interval,
+            )
             for option in valid
             for name in names
+            for what in [f", {_SPREAD_COLUMNS[name].title}" if len(names) > 1 else ""]
             if name in option.spread
         ],
-    )
-
-
-def _bar(option: OptionSummary, name: str, *, several: bool) -> BarRow:
-    numbers = option.spread[name]
-    ends = numbers.interval
-    what = f", {_SPREAD_COLUMNS[name].title}" if several else ""
-    return BarRow(
-        name=f"option {option.option}{what}",
-        parts=(numbers.mean,),
-        low=None if ends is None else ends.low,
-        high=None if ends is None else ends.high,
     )
 
 
@@ -336,17 +309,11 @@ def _over_trials(valid: Sequence[OptionSummary], name: str) -> Figure:
     column = _SPREAD_COLUMNS[name]
     return Figure(
         title=f"{column.title.capitalize()} of each trial",
-        x=ShownColumn("trial", COUNT),
+        x=ShownColumn("trial", units.COUNT),
         y=column,
         whole=True,
         lines=[
-            Line(
-                name=f"option {option.option}",
-                points=[
-                    PlotPoint(x=trial, y=value)
-                    for trial, value in enumerate(option.spread[name].values)
-                ],
-            )
+            Line.through(f"option {option.option}", enumerate(option.spread[name].values))
             for option in valid
             if name in option.spread
         ],
@@ -354,17 +321,19 @@ def _over_trials(valid: Sequence[OptionSummary], name: str) -> Figure:
 
 
 def _percentile_figure(valid: Sequence[OptionSummary], name: str) -> Figure:
-    lines = []
-    for option in valid:
-        times = option.pooled_ms.get(name)
-        if times is not None:
-            values = zip(_PERCENTILES.values(), _percentiles(times), strict=True)
-            points = [PlotPoint(x=percent, y=ms) for percent, ms in values if ms is not None]
-            lines.append(Line(name=f"option {option.option}", points=points))
+    pooled = [(option, option.pooled_ms.get(name)) for option in valid]
+    lines = [
+        Line.through(
+            f"option {option.option}",
+            [(percent, getattr(times, each)) for each, percent in _PERCENTILES.items()],
+        )
+        for option, times in pooled
+        if times is not None
+    ]
     return Figure(
         title=f"{_POOLED_NAMES[name].capitalize()}, all samples",
-        x=ShownColumn("percentile (share of values below)", COUNT),
-        y=ShownColumn("time", MS),
+        x=PERCENTILE_AXIS,
+        y=ShownColumn("time", units.MS),
         lines=lines,
         scale=Scale.PERCENTILE,
         log_y=True,

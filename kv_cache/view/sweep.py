@@ -3,12 +3,10 @@ values, and every cell in a line."""
 
 from collections.abc import Iterator, Sequence
 
+from kv_cache.result.paths import as_number
 from kv_cache.result.sweep import FINISHED, INTERRUPTED, PLANNED, SweepCell, SweepFacts
+from kv_cache.view import units
 from kv_cache.view.parts import (
-    COUNT,
-    GIB_PER_S,
-    MS,
-    PER_S,
     Cell,
     FactList,
     Figure,
@@ -19,15 +17,16 @@ from kv_cache.view.parts import (
     Table,
     View,
     ViewSection,
+    present,
 )
 
 COLUMNS: dict[str, ShownColumn] = {
-    "storage.read.bytes_per_second": ShownColumn("read", GIB_PER_S),
-    "storage.write.bytes_per_second": ShownColumn("write", GIB_PER_S),
-    "storage.read.device_ms.p95": ShownColumn("read p95", MS),
-    "storage.write.device_ms.p95": ShownColumn("write p95", MS),
-    "requests_per_second": ShownColumn("requests", PER_S),
-    "response_ms.p95": ShownColumn("response p95", MS),
+    "storage.read.bytes_per_second": ShownColumn("read", units.GIB_PER_S),
+    "storage.write.bytes_per_second": ShownColumn("write", units.GIB_PER_S),
+    "storage.read.device_ms.p95": ShownColumn("read p95", units.MS),
+    "storage.write.device_ms.p95": ShownColumn("write p95", units.MS),
+    "requests_per_second": ShownColumn("requests", units.PER_S),
+    "response_ms.p95": ShownColumn("response p95", units.MS),
 }
 """The metrics that are shown, of all that the document has."""
 
@@ -59,8 +58,7 @@ def _sections(sweep: SweepFacts) -> Iterator[ViewSection]:
     yield ViewSection(title="Cells", parts=[_table(sweep, shown)])
     failed = [text for cell in sweep.cells for text in _failures(cell)]
     remarks = [*sweep.notes, *failed]
-    if remarks:
-        yield ViewSection(title="Know first", parts=[Remarks(texts=remarks)])
+    yield ViewSection(title="Know first", parts=present(Remarks(texts=remarks)))
     facts = FactList(
         rows=[
             ("finished", f"{sweep.finished} of {sweep.runs}"),
@@ -174,8 +172,7 @@ def _axis(sweep: SweepFacts) -> str | None:
 
 
 def _number(cell: SweepCell, path: str) -> float | None:
-    value = cell.values.get(path)
-    return float(value) if isinstance(value, int | float) and type(value) is not bool else None
+    return as_number(cell.values.get(path))
 
 
 def _figure(cells: Sequence[SweepCell], axis: str, name: str) -> Figure:
@@ -184,17 +181,12 @@ def _figure(cells: Sequence[SweepCell], axis: str, name: str) -> Figure:
         numbers = cell.metrics.get(name)
         if numbers is None:
             continue
-        span = numbers.interval
-        point = PlotPoint(
-            x=_number(cell, axis) or 0.0,
-            y=numbers.mean,
-            low=None if span is None else span.low,
-            high=None if span is None else span.high,
-        )
+        x = _number(cell, axis) or 0.0
+        point = PlotPoint(x=x, y=numbers.mean, interval=numbers.interval)
         lines.setdefault(_others(cell, axis), []).append(point)
     return Figure(
         title=COLUMNS[name].title.capitalize(),
-        x=ShownColumn(axis, COUNT),
+        x=ShownColumn(axis, units.COUNT),
         y=COLUMNS[name],
         lines=[
             Line(name=line, points=sorted(points, key=lambda point: point.x))

@@ -3,21 +3,10 @@
 from collections.abc import Iterator
 
 from kv_cache.core.text import printable
-from kv_cache.view.parts import (
-    BarChart,
-    FactList,
-    Figure,
-    FlowDiagram,
-    IntervalChart,
-    KeyNumbers,
-    Part,
-    Remarks,
-    Table,
-    View,
-)
+from kv_cache.view import parts
 
 
-def terminal(view: View) -> str:
+def terminal(view: parts.View) -> str:
     """The answer first; tables with aligned columns."""
     lines = [f"{view.title}: {view.status.upper()}. {view.sentence}"]
     lines += [f"  ! {text}" for text in view.reasons]
@@ -31,26 +20,23 @@ def terminal(view: View) -> str:
 _LONGEST_LINE = 500
 
 
-def _lines(part: Part) -> Iterator[str]:
+def _lines(part: parts.Part) -> Iterator[str]:
+    """None of a detail, or of what is drawn."""
     match part:
-        case KeyNumbers():
+        case parts.KeyNumbers():
             yield from _lines(part.table())
-        case Table() if not part.detail:
+        case parts.Table() if not part.detail:
             yield ""
             yield from table_lines(part)
-        case FactList() if not part.detail:
+        case parts.FactList() if not part.detail:
             width = max((len(name) for name, _ in part.rows), default=0)
             yield ""
             yield from (f"{name:<{width}}  {text}" for name, text in part.rows)
-        case Remarks() if not part.detail:
+        case parts.Remarks() if not part.detail:
             yield from (f"  ! {text}" for text in part.texts)
-        case Table() | FactList() | Remarks() | Figure() | FlowDiagram():
-            pass
-        case BarChart() | IntervalChart():
-            pass
 
 
-def table_lines(table: Table) -> Iterator[str]:
+def table_lines(table: parts.Table) -> Iterator[str]:
     """Numbers stand right, words left."""
     rows = [table.headings, *table.cells()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

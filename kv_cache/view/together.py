@@ -28,44 +28,36 @@ def together_view(named: Sequence[Named]) -> View:
     if all(schema in (RANKS, TRIALS) or schema.startswith(RUN) for schema in schemas):
         return comparison_view([input_of(label, Path(name), doc) for label, name, doc in named])
     if schemas == {capacity.SCHEMA}:
+        sections = [(label, document[SECTION]) for label, _, document in named]
         return capacities_view(
-            [
-                (f"{label} {label_of(doc[SECTION])}".rstrip(), doc[SECTION])
-                for label, _, doc in named
-            ]
+            [(f"{label} {label_of(section)}".rstrip(), section) for label, section in sections]
         )
     return _listing(named)
 
 
 def _listing(named: Sequence[Named]) -> View:
-    rows = [
-        [
-            label,
-            name,
-            str(document[SECTION]["schema"]).partition("/")[0].removeprefix("kv-cache-"),
-            as_text(_verdict(document[SECTION])),
-            as_text(value_at(document[SECTION], "model.name")),
-            as_text(document[SECTION].get("seed")),
-        ]
-        for label, name, document in named
-    ]
-    columns = [
-        ShownColumn(""),
-        ShownColumn("file"),
-        ShownColumn("kind"),
-        ShownColumn("verdict", status=True),
-        ShownColumn("model"),
-        ShownColumn("seed"),
-    ]
+    files = Table.of(
+        [(label, name, document[SECTION]) for label, name, document in named],
+        {
+            ShownColumn(""): lambda row: row[0],
+            ShownColumn("file"): lambda row: row[1],
+            ShownColumn("kind"): lambda row: _kind(str(row[2]["schema"])),
+            ShownColumn("verdict", status=True): lambda row: as_text(_verdict(row[2])),
+            ShownColumn("model"): lambda row: as_text(value_at(row[2], "model.name")),
+            ShownColumn("seed"): lambda row: as_text(row[2].get("seed")),
+        },
+    )
     return View(
         title="Results",
         status="not compared",
         sentence="These are documents of different kinds: their numbers are not compared.",
         about=[],
-        sections=[
-            ViewSection(title="What is side by side", parts=[Table(columns=columns, rows=rows)])
-        ],
+        sections=[ViewSection(title="What is side by side", parts=[files])],
     )
+
+
+def _kind(schema: str) -> str:
+    return schema.partition("/")[0].removeprefix("kv-cache-")
 
 
 def _verdict(section: Json) -> object:

@@ -9,31 +9,25 @@ from kv_cache.core.format import figures
 from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.result.trace import TraceFacts
-from kv_cache.view.identity import origin_texts
+from kv_cache.view import units
+from kv_cache.view.identity import origin_texts, trace_text
 from kv_cache.view.parts import (
-    COUNT,
-    GIBIBYTES,
-    PERCENT,
-    Cell,
-    DisplayUnit,
     FactList,
     Figure,
     Level,
     Line,
-    PlotPoint,
-    S,
+    Part,
     Scale,
     ShownColumn,
     Table,
     View,
     ViewSection,
-    bytes_text,
+    present,
 )
-from kv_cache.view.traced import trace_text
 from kv_cache.workload.distribution import Spread
 
-_SINCE = ShownColumn("time since the first request", S)
-_CACHE = ShownColumn("cache", GIBIBYTES)
+_SINCE = ShownColumn("time since the first request", units.S)
+_CACHE = ShownColumn("cache", units.GIBIBYTES)
 
 Fact = tuple[str, str]
 
@@ -72,13 +66,11 @@ def _moves_blocks(facts: TraceFacts) -> bool:
 def _sentence(facts: TraceFacts) -> str:
     reuse = facts.reuse
     blocks = f"{reuse.references:,} {_blocks_text(facts)}, {reuse.unique_blocks:,} of them unique"
-    text = f"{facts.requests:,} requests for {blocks} ({bytes_text(reuse.footprint_bytes)})"
+    text = f"{facts.requests:,} requests for {blocks} ({units.bytes_text(reuse.footprint_bytes)})"
     if not reuse.hits:
         return f"{text}. Nothing that is asked for is known to have been asked for before."
-    return (
-        f"{text}. A cache without limits finds {PERCENT.measured(reuse.hit_ratio)} of the blocks, "
-        f"{PERCENT.measured(reuse.token_hit_ratio)} of the tokens."
-    )
+    blocks, tokens = map(units.PERCENT.measured, (reuse.hit_ratio, reuse.token_hit_ratio))
+    return f"{text}. A cache without limits finds {blocks} of the blocks, {tokens} of the tokens."
 
 
 def _blocks_text(facts: TraceFacts) -> str:
@@ -113,40 +105,32 @@ def _request_facts(facts: TraceFacts) -> Iterator[Fact]:
 
 
 def _tokens(facts: TraceFacts) -> Table:
-    rows: list[list[Cell]] = [
-        [name, row.total, row.mean, row.p50, row.p90, row.p95, row.p99, row.most]
-        for name, row in (("prompt", facts.tokens.prompt), ("output", facts.tokens.output))
-        if row is not None
-    ]
+    spreads = {"prompt": facts.tokens.prompt, "output": facts.tokens.output}
     heads = ("total", "mean", "p50", "p90", "p95", "p99", "most")
     return Table(
-        columns=[ShownColumn("tokens"), *(ShownColumn(head, COUNT) for head in heads)], rows=rows
+        columns=[ShownColumn("tokens"), *(ShownColumn(head, units.COUNT) for head in heads)],
+        rows=[
+            [name, *(getattr(spread, head) for head in heads)]
+            for name, spread in spreads.items()
+            if spread is not None
+        ],
     )
 
 
 def _arrival_facts(facts: TraceFacts) -> Iterator[Fact]:
     arrivals = facts.arrivals
     if facts.workload.source == "sessions":
-        yield (
-            "planned",
-            (
-                f"up to {figures(facts.workload.users)} sessions at the same time "
-                "(--trace-users), each request answered at once"
-            ),
-        )
+        users = f"{figures(facts.workload.users)} sessions at the same time (--trace-users)"
+        yield "planned", f"up to {users}, each request answered at once"
     if arrivals.per_s is None:
         timed = facts.rows is None or facts.rows.timed
         why = "all at one instant" if timed else "no instants: each as the one before is answered"
         yield "arrivals", why
     else:
         cv = "" if arrivals.gap_cv is None else f"; CV of gaps {figures(arrivals.gap_cv)}"
-        yield (
-            "arrivals",
-            (
-                f"{figures(arrivals.per_s)} requests/s over {_seconds(arrivals.span_s)}{cv} "
-                f"(Poisson: 1), longest gap {_seconds(arrivals.longest_gap_s)}"
-            ),
-        )
+        rate = f"{figures(arrivals.per_s)} requests/s over {_seconds(arrivals.span_s)}{cv}"
+        gap = f"longest gap {_seconds(arrivals.longest_gap_s)}"
+        yield "arrivals", f"{rate} (Poisson: 1), {gap}"
         bursts = [f"{figures(d.index)} in {_seconds(d.window_s)}" for d in arrivals.dispersion]
         if bursts:
             yield "bursts", f"variance/mean of counts: {', '.join(bursts)}"
@@ -169,60 +153,46 @@ def _session_facts(facts: TraceFacts) -> Iterator[Fact]:
 def _reuse_parts(facts: TraceFacts) -> Iterator[FactList | Table]:
     yield FactList(rows=list(_reuse_facts(facts)))
     if facts.reuse.hits:
-        yield Table(
+        yield Table.of(
+            facts.reuse.lru,
+            {
+                ShownColumn("share of unique blocks", units.PERCENT): lambda row: row.share,
+                ShownColumn("blocks", units.COUNT): lambda row: row.blocks,
+                ShownColumn("size", units.GIBIBYTES): lambda row: row.nbytes,
+                ShownColumn("hit ratio", units.PERCENT): lambda row: row.hit_ratio,
+            },
             title="LRU caches",
-            columns=[
-                ShownColumn("share of unique blocks", PERCENT),
-                ShownColumn("blocks", COUNT),
-                ShownColumn("size", GIBIBYTES),
-                ShownColumn("hit ratio", PERCENT),
-            ],
-            rows=[[r.share, r.blocks, r.nbytes, r.hit_ratio] for r in facts.reuse.lru],
         )
 
 
 def _reuse_facts(facts: TraceFacts) -> Iterator[Fact]:
     reuse = facts.reuse
     if reuse.never_again:
-        yield (
-            "once only",
-            (
-                f"{reuse.never_again:,} blocks of rows that name neither content nor session: no "
-                "request can ask for them again"
-            ),
-        )
+        blocks = f"{reuse.never_again:,} blocks of rows that name neither content nor session"
+        yield "once only", f"{blocks}: no request can ask for them again"
     if not reuse.hits:
         yield "hits", "none: nothing is known to have been asked for before"
         return
-    yield (
-        "unlimited",
-        (
-            f"{PERCENT.measured(reuse.hit_ratio)} of blocks, "
-            f"{PERCENT.measured(reuse.token_hit_ratio)} of tokens"
-        ),
-    )
+    blocks, tokens = map(units.PERCENT.measured, (reuse.hit_ratio, reuse.token_hit_ratio))
+    yield "unlimited", f"{blocks} of blocks, {tokens} of tokens"
     if reuse.prefix_hits != reuse.hits:
-        yield "leading blocks", f"{PERCENT.measured(reuse.prefix_hit_ratio)} of blocks"
+        yield "leading blocks", f"{units.PERCENT.measured(reuse.prefix_hit_ratio)} of blocks"
     if reuse.own_hits is not None and reuse.own_hits != reuse.hits:
-        yield (
-            "by session",
-            f"{PERCENT.measured(reuse.own_hit_ratio)} of blocks, each session for itself",
-        )
+        share = units.PERCENT.measured(reuse.own_hit_ratio)
+        yield "by session", f"{share} of blocks, each session for itself"
     if reuse.distance_blocks is not None:
         yield "distance", f"{_spread(reuse.distance_blocks, figures)} other blocks in between"
     if reuse.time_s is not None and reuse.time_s.most:
         yield "since", f"{_spread(reuse.time_s, _seconds)} since the block was asked for"
     for row in reuse.working_sets:
-        yield (
-            f"last {_seconds(row.window_s)}",
-            f"working set of {row.blocks:,.0f} blocks, {bytes_text(row.nbytes)} (mean)",
-        )
+        size = f"{row.blocks:,.0f} blocks, {units.bytes_text(row.nbytes)}"
+        yield f"last {_seconds(row.window_s)}", f"working set of {size} (mean)"
 
 
 # --- pictures --------------------------------------------------------------------------------
 
 
-def _pictures(facts: TraceFacts) -> list[Figure]:
+def _pictures(facts: TraceFacts) -> list[Part]:
     if not facts.requests:
         return []
     sessions, reuse, tokens = facts.sessions, facts.reuse, facts.tokens
@@ -230,21 +200,21 @@ def _pictures(facts: TraceFacts) -> list[Figure]:
     named = {"prompt": tokens.prompt, "output": tokens.output}
     steps = {} if sessions is None else {"thought": sessions.think_s, "step": sessions.step_s}
     turns = {} if sessions is None else {"turns": sessions.turns}
+    seconds = ShownColumn("time", units.S)
     every = [
         _arrivals(facts),
         _growth(facts),
-        _distribution(facts, "Tokens of a request", ShownColumn("tokens", COUNT), named),
+        _distribution(facts, "Tokens of a request", ShownColumn("tokens", units.COUNT), named),
         _misses(facts),
         _distribution(
-            facts, "Time since a reused block was asked for", ShownColumn("time", S),
-            {"reuse": reuse.time_s},
+            facts, "Time since a reused block was asked for", seconds, {"reuse": reuse.time_s}
         ),
-        _distribution(facts, "Turns of a session", ShownColumn("turns", COUNT), turns, least=1),
-        _distribution(facts, "Time from turn to turn", ShownColumn("time", S), steps)
-        if timed
-        else None,
-    ]  # fmt: skip
-    return [figure for figure in every if figure is not None]
+        _distribution(
+            facts, "Turns of a session", ShownColumn("turns", units.COUNT), turns, least=1
+        ),
+        _distribution(facts, "Time from turn to turn", seconds, steps) if timed else None,
+    ]
+    return present(*every)
 
 
 def _arrivals(facts: TraceFacts) -> Figure | None:
@@ -262,28 +232,29 @@ def _arrivals(facts: TraceFacts) -> Figure | None:
         rates[-1] = rates[-2] if len(rates) > 1 else mean
     if not rates:
         return None
-    points = [PlotPoint(x=x, y=y) for x, y in zip(ends, [*rates, rates[-1]], strict=True)]
     return Figure(
-        title=f"Arrivals in each {figures(width)} s", x=_SINCE,
-        y=ShownColumn("arrivals", DisplayUnit("requests/s")), lines=[Line(name="", points=points)],
-        scale=Scale.TIME, steps=True, levels=[Level(name="mean", y=mean)],
-    )  # fmt: skip
+        title=f"Arrivals in each {figures(width)} s",
+        x=_SINCE,
+        y=ShownColumn("arrivals", units.DisplayUnit("requests/s")),
+        lines=[Line.through("", zip(ends, [*rates, rates[-1]], strict=True))],
+        scale=Scale.TIME,
+        steps=True,
+        levels=[Level(name="mean", y=mean)],
+    )
 
 
 def _growth(facts: TraceFacts) -> Figure | None:
     """What a cache that drops nothing would hold."""
     rows = facts.reuse.growth
     timed = bool(facts.arrivals.per_s)
-    points = [
-        PlotPoint(x=row.at_s if timed else float(row.requests), y=row.unique_bytes) for row in rows
-    ]
-    if len(points) < 2 or points[-1].x <= points[0].x:
+    sizes = [(row.at_s if timed else float(row.requests), row.unique_bytes) for row in rows]
+    if len(sizes) < 2 or sizes[-1][0] <= sizes[0][0]:
         return None
     return Figure(
         title="Unique bytes asked for so far",
-        x=_SINCE if timed else ShownColumn("requests", COUNT),
-        y=ShownColumn("unique", GIBIBYTES),
-        lines=[Line(name="all so far", points=points)],
+        x=_SINCE if timed else ShownColumn("requests", units.COUNT),
+        y=ShownColumn("unique", units.GIBIBYTES),
+        lines=[Line.through("all so far", sizes)],
         scale=Scale.TIME if timed else Scale.LINEAR,
         levels=[
             Level(name=f"last {_seconds(row.window_s)}", y=row.nbytes)
@@ -299,31 +270,26 @@ def _distribution(
     x: ShownColumn,
     spreads: Mapping[str, Spread | None],
     least: float = 0,
-) -> Figure | None:
+) -> Figure:
     """The share of values that are not above each; 0 cannot be drawn on its logarithmic axis."""
     some = {name: spread for name, spread in spreads.items() if spread is not None}
     if any(len(spread.quantiles) != len(facts.quantiles) for spread in some.values()):
         raise MisshapenError("a list of quantiles is not as long as quantiles")
     lines = [
-        Line(name=name if len(spreads) > 1 else "", points=_quantile_points(facts, spread))
+        Line.through(name if len(spreads) > 1 else "", _shares(facts, spread).items())
         for name, spread in some.items()
         if spread.most > least
     ]
-    if not any(line.points for line in lines):
-        return None
     return Figure(
-        title=f"{title}: share not above", x=x, y=ShownColumn("share", PERCENT), lines=lines,
+        title=f"{title}: share not above", x=x, y=ShownColumn("share", units.PERCENT), lines=lines,
         scale=Scale.LOG, reach=1.0,
     )  # fmt: skip
 
 
-def _quantile_points(facts: TraceFacts, spread: Spread) -> list[PlotPoint]:
-    """One point for each value that is above 0, at its largest share."""
-    shares: dict[float, float] = {}
-    for value, share in zip(spread.quantiles, facts.quantiles, strict=True):
-        if value > 0:
-            shares[value] = share
-    return [PlotPoint(x=value, y=share) for value, share in shares.items()]
+def _shares(facts: TraceFacts, spread: Spread) -> dict[float, float]:
+    """Each value that is above 0, with its largest share."""
+    values = zip(spread.quantiles, facts.quantiles, strict=True)
+    return {value: share for value, share in values if value > 0}
 
 
 def _misses(facts: TraceFacts) -> Figure | None:
@@ -331,11 +297,11 @@ def _misses(facts: TraceFacts) -> Figure | None:
     rows, limit = facts.reuse.lru_curve, facts.reuse.hit_ratio
     if len(rows) < 2 or not limit or not facts.reuse.footprint_bytes:
         return None
-    points = [PlotPoint(x=row.nbytes, y=1 - row.hit_ratio) for row in rows if row.nbytes > 0]
+    missed = [(row.nbytes, 1 - row.hit_ratio) for row in rows if row.nbytes > 0]
     return Figure(
-        title="Blocks that an LRU cache misses", x=_CACHE, y=ShownColumn("missed", PERCENT),
-        lines=[Line(name="", points=points)], scale=Scale.LOG,
-        levels=[Level(name=f"no limit {PERCENT.measured(1 - limit)}", y=1 - limit)],
+        title="Blocks that an LRU cache misses", x=_CACHE, y=ShownColumn("missed", units.PERCENT),
+        lines=[Line.through("", missed)], scale=Scale.LOG,
+        levels=[Level(name=f"no limit {units.PERCENT.measured(1 - limit)}", y=1 - limit)],
     )  # fmt: skip
 
 

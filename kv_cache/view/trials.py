@@ -2,28 +2,29 @@
 
 from collections.abc import Iterator, Mapping
 
+from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.metrics.passport import Status
 from kv_cache.result.metrics import METRICS, Json, Metric
 from kv_cache.result.paths import value_at
 from kv_cache.result.run import converted
 from kv_cache.result.trials import TrialFacts, TrialNumbers
+from kv_cache.view import units
 from kv_cache.view.identity import identity_facts, origin_texts
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
-    COUNT,
-    PERCENT,
-    Cell,
     FactList,
     IntervalChart,
     IntervalRow,
     KeyNumber,
     KeyNumbers,
     Remarks,
-    S,
     ShownColumn,
     Table,
     View,
     ViewSection,
+    hidden_section,
+    interval_columns,
+    present,
 )
 from kv_cache.view.run import CARDS, VIRTUAL, metric_column, rule_table
 
@@ -50,13 +51,10 @@ def _sentence(facts: TrialFacts, section: Json) -> str:
         done += f" {VIRTUAL}"
     if numbers is None or metric is None:
         return done
-    label = metric_column(metric).title
-    text = f"{label} {_value(metric, numbers.mean)} (mean{_between(metric, numbers)})"
+    column = metric_column(metric)
+    mean = column.measured(numbers.mean)
+    text = f"{column.title} {mean} (mean{_between(metric, numbers)})"
     return f"{text}; {done}"
-
-
-def _value(metric: Metric, value: float) -> str:
-    return f"{metric.shown(value)} {metric.shown_unit}"
 
 
 def _between(metric: Metric, numbers: TrialNumbers) -> str:
@@ -73,30 +71,25 @@ def _sections(facts: TrialFacts, section: Json) -> Iterator[ViewSection]:
         for rule in facts.passport.rules
         if rule.status == Status.NOT_JUDGED
     ]
-    if shown:
-        medians = KeyNumbers(numbers=[_key_number(name, row) for name, row in shown.items()])
-        yield ViewSection(title="Headline", parts=[medians], terminal=False)
-    chart = _agreement(shown)
-    yield ViewSection(
-        title="How far the trials agree",
-        parts=[chart] if chart.rows else [],
-        absent="No trial finished, so there are no numbers.",
-        terminal=False,
+    medians = KeyNumbers(numbers=[_key_number(name, row) for name, row in shown.items()])
+    yield hidden_section("Headline", present(medians))
+    yield hidden_section(
+        "How far the trials agree",
+        present(_agreement(shown)),
+        "No trial finished, so there are no numbers.",
     )
-    if unjudged:
-        yield ViewSection(title="Not judged", parts=[Remarks(texts=unjudged)])
+    yield ViewSection(title="Not judged", parts=present(Remarks(texts=unjudged)))
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
-    if facts.metrics:
-        yield ViewSection(title="Every number", parts=[_numbers(facts.metrics)])
+    yield ViewSection(title="Every number", parts=present(_numbers(facts.metrics)))
     yield ViewSection(title="Each trial", parts=[_trials(facts)])
-    rules = rule_table(facts.passport)
-    yield ViewSection(title="Passport", parts=[rules] if rules.rows else [], terminal=False)
+    rules = present(rule_table(facts.passport))
+    yield hidden_section("Passport", rules)
     yield from machine_sections(section)
 
 
 def _key_number(name: str, numbers: TrialNumbers) -> KeyNumber:
     spread = numbers.coefficient_of_variation
-    cv = PERCENT.measured(spread)
+    cv = units.PERCENT.measured(spread)
     return KeyNumber(
         column=metric_column(METRICS[name]), value=numbers.median, note=f"median; CV {cv}"
     )
@@ -112,63 +105,46 @@ def _agreement(shown: Mapping[str, TrialNumbers]) -> IntervalChart:
 
 
 def _row(name: str, numbers: TrialNumbers) -> IntervalRow:
-    metric, median = METRICS[name], numbers.median
-    spread, interval = numbers.coefficient_of_variation, numbers.interval
+    column, median = metric_column(METRICS[name]), numbers.median
+    spread, ends = numbers.coefficient_of_variation, numbers.interval
     return IntervalRow(
-        name=metric_column(metric).title,
-        text=_value(metric, median),
+        name=column.title,
+        text=column.measured(median),
         values=[value / median - 1 for value in numbers.values if value is not None],
-        low=None if interval is None else interval.low / median - 1,
-        high=None if interval is None else interval.high / median - 1,
-        mark="" if spread is None else f"CV {PERCENT.measured(spread)}",
+        interval=ends and IntervalEnds(low=ends.low / median - 1, high=ends.high / median - 1),
+        mark="" if spread is None else f"CV {units.PERCENT.measured(spread)}",
     )
 
 
 def _numbers(metrics: Mapping[str, TrialNumbers]) -> Table:
-    rows: list[list[Cell]] = []
-    for name, metric in METRICS.items():
-        if (numbers := metrics.get(name)) is not None:
-            interval = numbers.interval
-            rows.append([
-                f"{metric.label}, {metric.shown_unit}",
-                numbers.median / metric.scale,
-                numbers.mean / metric.scale,
-                None if interval is None else interval.low / metric.scale,
-                None if interval is None else interval.high / metric.scale,
-                numbers.coefficient_of_variation,
-            ])  # fmt: skip
-    heads = ("median", "mean", "from", "to")
-    return Table(
-        columns=[
-            ShownColumn("metric"),
-            *(ShownColumn(head, COUNT) for head in heads),
-            ShownColumn("CV", PERCENT),
-        ],
-        rows=rows,
+    return Table.of(
+        [(METRICS[name], metrics[name]) for name in METRICS if name in metrics],
+        {
+            ShownColumn("metric"): lambda each: f"{each[0].label}, {each[0].shown_unit}",
+            ShownColumn("median", units.COUNT): lambda each: each[1].median / each[0].scale,
+            ShownColumn("mean", units.COUNT): lambda each: each[1].mean / each[0].scale,
+            **interval_columns(units.COUNT, lambda each: _scaled(each[1].interval, each[0])),
+            ShownColumn("CV", units.PERCENT): lambda each: each[1].coefficient_of_variation,
+        },
         caption="From and to: the 95 % interval of the mean.",
     )
 
 
+def _scaled(ends: IntervalEnds | None, metric: Metric) -> IntervalEnds | None:
+    return ends and IntervalEnds(low=ends.low / metric.scale, high=ends.high / metric.scale)
+
+
 def _trials(facts: TrialFacts) -> Table:
-    return Table(
-        columns=[
-            *map(ShownColumn, ("trial", "file")),
-            ShownColumn("verdict", status=True),
-            *map(ShownColumn, ("counted", "seed")),
-            ShownColumn("measured", S),
-            ShownColumn("reasons"),
-        ],
-        rows=[
-            [
-                str(row.trial),
-                row.file,
-                row.verdict,
-                "yes" if row.counted else f"no, {row.status}",
-                str(row.seed),
-                row.window_s,
-                "; ".join(row.reasons),
-            ]
-            for row in facts.trials
-        ],
+    return Table.of(
+        facts.trials,
+        {
+            ShownColumn("trial"): lambda trial: str(trial.trial),
+            ShownColumn("file"): lambda trial: trial.file,
+            ShownColumn("verdict", status=True): lambda trial: trial.verdict,
+            ShownColumn("counted"): lambda trial: "yes" if trial.counted else f"no, {trial.status}",
+            ShownColumn("seed"): lambda trial: str(trial.seed),
+            ShownColumn("measured", units.S): lambda trial: trial.window_s,
+            ShownColumn("reasons"): lambda trial: "; ".join(trial.reasons),
+        },
         caption="Each trial has a result of its own, with what happened over time.",
     )

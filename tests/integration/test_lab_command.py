@@ -24,9 +24,10 @@ from kv_cache.lab.patterns import PATTERNS
 from kv_cache.lab.variants import USUAL
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.result.run import MisshapenError
+from kv_cache.view import units
 from kv_cache.view.lab import lab_view
 from kv_cache.view.markdown import markdown
-from kv_cache.view.parts import PERCENT, Figure, ShownColumn
+from kv_cache.view.parts import Figure, ShownColumn
 from kv_cache.view.terminal import terminal
 from kv_cache.workload.samples.hashed_traces import mooncake_lines
 from tests.cli import ONE_SIGNAL, PROGRAM, ROOT, start, wait_until_at_work
@@ -111,7 +112,7 @@ def test_a_hit_ratio_is_the_same_text_in_every_form(
         capsys, "mooncake.jsonl", "--policies", "lru,arc", "--capacities", "5%,10%", "-o", "R.json"
     )
     found = entries(own, 1)["arc"]["blocks"]
-    golden = ShownColumn("hits", PERCENT).text(found["hit_ratio"])
+    golden = ShownColumn("hits", units.PERCENT).text(found["hit_ratio"])
     view = lab_view(own)
     assert re.search(rf"\narc .* {re.escape(golden)}", terminal(view))
     assert golden in markdown(view)
@@ -151,7 +152,9 @@ def test_cases_have_a_figure_each_and_their_intervals(
     ]  # fmt: skip
     found = entries(own)["lru"]["blocks"]
     line = next(line for line in drawn[0].lines if line.name == "lru")
-    assert line.points[0].low == pytest.approx(1 - found["interval"]["high"])
+    missed = line.points[0].interval
+    assert missed is not None
+    assert missed.low == pytest.approx(1 - found["interval"]["high"])
     assert [line.name for line in drawn[0].lines if line.muted] == ["unlimited", "min"]
 
 

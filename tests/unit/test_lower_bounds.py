@@ -8,9 +8,7 @@ from kv_cache.metrics.summary import latency_ms, reference_ms, slos_met
 from kv_cache.result.metrics import METRICS
 from kv_cache.result.published import Percentiles
 from kv_cache.result.run import converted
-from kv_cache.view.counts import ms_text
-from kv_cache.view.latency import percentile_cells
-from kv_cache.view.run import percentile_cell
+from kv_cache.view.latency import ms_text, percentile_cell, percentile_cells
 
 
 def hung() -> Histogram:

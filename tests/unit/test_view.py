@@ -14,25 +14,16 @@ from kv_cache.cli.report import main as report
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB, MISSING
+from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.result.chain import seal
 from kv_cache.result.run import MisshapenError
+from kv_cache.view import units
 from kv_cache.view.markdown import markdown
 from kv_cache.view.page import page
-from kv_cache.view.parts import (
-    GIB_PER_S,
-    MS,
-    Figure,
-    Line,
-    PlotPoint,
-    ShownColumn,
-    Table,
-    View,
-    ViewSection,
-)
+from kv_cache.view.parts import Figure, Line, PlotPoint, ShownColumn, Table, View, ViewSection
 from kv_cache.view.picture.base import NothingToDrawError
 from kv_cache.view.picture.shown import view_picture
-from kv_cache.view.sheet import rows, tables
-from kv_cache.view.sheets import view_workbook
+from kv_cache.view.sheets import rows, tables, workbook
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import VIEWS
 from tests.reports import sweep
@@ -45,7 +36,7 @@ def view_of(document: dict[str, Any]) -> View:
 
 
 def shown(value: float) -> str:
-    return ShownColumn("read", GIB_PER_S).text(value)
+    return ShownColumn("read", units.GIB_PER_S).text(value)
 
 
 def test_a_number_is_the_same_text_in_every_form() -> None:
@@ -58,7 +49,7 @@ def test_a_number_is_the_same_text_in_every_form() -> None:
     assert golden in page([document], ["sweep.json"])
     drawn = [p.y for part in view.pictures() if isinstance(part, Figure) for p in part.points()]
     assert value in drawn
-    book = zipfile.ZipFile(io.BytesIO(view_workbook(view, [])))
+    book = zipfile.ZipFile(io.BytesIO(workbook([], view)))
     assert f"{value / GIB:.15g}"[:12] in book.read("xl/worksheets/sheet1.xml").decode()
 
 
@@ -71,7 +62,9 @@ def test_the_answer_is_a_sentence_that_names_the_best_cell() -> None:
 
 def test_a_missing_number_is_a_dash_in_every_form() -> None:
     table = Table(
-        title="T", columns=[ShownColumn("a"), ShownColumn("b", MS)], rows=[["x", None], ["", 0.0]]
+        title="T",
+        columns=[ShownColumn("a"), ShownColumn("b", units.MS)],
+        rows=[["x", None], ["", 0.0]],
     )
     section = ViewSection(title="S", parts=[table])
     view = View(title="V", status="finished", sentence="S.", about=[], sections=[section])
@@ -82,9 +75,12 @@ def test_a_missing_number_is_a_dash_in_every_form() -> None:
 
 
 def test_the_table_of_a_figure_has_its_points_and_the_ends_of_intervals() -> None:
-    points = [PlotPoint(x=1, y=2 * GIB, low=GIB, high=3 * GIB), PlotPoint(x=2, y=GIB)]
+    points = [
+        PlotPoint(x=1, y=2 * GIB, interval=IntervalEnds(low=GIB, high=3 * GIB)),
+        PlotPoint(x=2, y=GIB),
+    ]
     figure = Figure(
-        title="Read", x=ShownColumn("threads", MS), y=ShownColumn("read", GIB_PER_S),
+        title="Read", x=ShownColumn("threads", units.MS), y=ShownColumn("read", units.GIB_PER_S),
         lines=[Line(name="", points=points)],
     )  # fmt: skip
     made = figure.table()

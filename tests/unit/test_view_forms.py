@@ -28,7 +28,7 @@ from kv_cache.view.page import page
 from kv_cache.view.parts import Figure, ShownColumn, View
 from kv_cache.view.picture.base import plain
 from kv_cache.view.picture.shown import view_picture
-from kv_cache.view.sheets import view_workbook
+from kv_cache.view.sheets import workbook
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import VIEWS, view_of
 from tests import outcomes, reports, trials
@@ -147,7 +147,7 @@ def text_of_page(document: Document) -> str:
 
 
 def numbers_of_workbook(view: View) -> Iterator[float]:
-    with zipfile.ZipFile(io.BytesIO(view_workbook(view, []))) as book:
+    with zipfile.ZipFile(io.BytesIO(workbook([], view))) as book:
         for name in book.namelist():
             if name.startswith("xl/worksheets/"):
                 yield from map(float, re.findall(r"<v>([-+.0-9eE]+)</v>", book.read(name).decode()))

@@ -19,7 +19,7 @@ from kv_cache.core.errors import UsageError
 from kv_cache.files.reading import SECTION
 from kv_cache.result.comparison import LABELS
 from kv_cache.result.metrics import Json
-from kv_cache.result.run import MisshapenError
+from kv_cache.result.run import MisshapenError, not_as_written
 from kv_cache.view.origin import origin_section
 from kv_cache.view.page.charts import Book
 from kv_cache.view.page.parts import Doc, Section, drawn_section
@@ -40,8 +40,10 @@ def page(documents: Sequence[Json], names: Sequence[str]) -> str:
     most = max(FEWEST_POINTS, MOST_POINTS // len(docs))
     articles = []
     for doc in docs:
-        with _Named(doc):
+        try:
             articles.append(_article(doc, book, most, alone=len(docs) == 1))
+        except MisshapenError as error:
+            raise not_as_written(doc.name, f"{SECTION}: {error}") from None
     if len(docs) > 1:  # read first, but made last: now each document is known to be good
         articles.insert(0, _comparison(docs, book, most))
     return _whole(docs, articles, book)
@@ -71,23 +73,6 @@ def _docs(documents: Sequence[Json], names: Sequence[str]) -> list[Doc]:
     return docs
 
 
-class _Named:
-    """Says which document was bad."""
-
-    def __init__(self, doc: Doc) -> None:
-        self._doc = doc
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, MisshapenError):
-            raise UsageError(
-                f"{self._doc.name}: {SECTION}: {error}; the file was cut or changed, so give an "
-                "untouched result"
-            ) from None
-
-
 # --- articles --------------------------------------------------------------------------------
 
 
@@ -99,19 +84,12 @@ def _article(doc: Doc, book: Book, most_points: int, *, alone: bool) -> Html:
     sections = list(view_sections(whole, book, most_points))
     title = view.title if alone else f"{doc.label}: {view.title}"
     heading = view.heading if alone else f"{doc.label}: {view.heading}"
-    about = " · ".join([doc.name, *view.about])
-    return tag(
-        "article",
-        tag(
-            "header",
-            tag("h2", heading),
-            tag("p", about, class_="origin"),
-            *([tag("p", view.note)] if view.note else []),
-        ),
-        _links(doc, sections, title),
-        *(drawn_section(doc, section) for section in sections),
-        id=doc.id("report"),
-    )
+    header = [
+        tag("h2", heading),
+        tag("p", " · ".join([doc.name, *view.about]), class_="origin"),
+        *([tag("p", view.note)] if view.note else []),
+    ]
+    return _drawn(doc, sections, title, header)
 
 
 def _comparison(docs: Sequence[Doc], book: Book, most_points: int) -> Html:
@@ -121,21 +99,24 @@ def _comparison(docs: Sequence[Doc], book: Book, most_points: int) -> Html:
     each = [
         tag("li", tag("a", f"{doc.label}: {doc.name}", href=f"#{doc.id('report')}")) for doc in docs
     ]
-    return tag(
-        "article",
-        tag("header", tag("h2", "Side by side")),
-        _links(every, sections, "Side by side"),
-        tag("nav", tag("ul", *each), aria_label="Reports of each"),
-        *(drawn_section(every, section) for section in sections),
-        id=every.id("report"),
-    )
+    reports = tag("nav", tag("ul", *each), aria_label="Reports of each")
+    return _drawn(every, sections, "Side by side", [tag("h2", "Side by side")], reports)
 
 
-def _links(doc: Doc, sections: Sequence[Section], title: str) -> Html:
+def _drawn(
+    doc: Doc, sections: Sequence[Section], title: str, header: Sequence[Html], *more: Html
+) -> Html:
     links = [
         tag("li", tag("a", section.title, href=f"#{doc.id(section.slug)}")) for section in sections
     ]
-    return tag("nav", tag("ul", *links), aria_label=f"Sections of {title}")
+    return tag(
+        "article",
+        tag("header", *header),
+        tag("nav", tag("ul", *links), aria_label=f"Sections of {title}"),
+        *more,
+        *(drawn_section(doc, section) for section in sections),
+        id=doc.id("report"),
+    )
 
 
 # --- the page --------------------------------------------------------------------------------

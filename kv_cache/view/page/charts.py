@@ -19,6 +19,7 @@ from kv_cache.view.parts import Cell, Figure, Line, PlotPoint, Scale, ShownColum
 _MUTED = LINE_COLOURS
 _MUTED_DASH = "7 4"
 _DASHES = ("", "7 4", "2 3", "8 3 2 3")  # by which lines are told apart without colours
+_PLACE_FIGURES = 7  # so that neighbours of an hour's ticks stay apart
 _MOST_ROWS = 60
 """Of the table below a chart, in which neighbours become one row."""
 _SMALL_TABLE = 12
@@ -81,19 +82,13 @@ def _axis(figure: Figure, places: Sequence[float]) -> dict[str, Any]:
         "kind": figure.scale,
         "label": figure.x.heading,
         "whole": figure.whole,
-        "places": [rounded_place(place) for place in places],
+        "places": [rounded(place, _PLACE_FIGURES) for place in places],
         "bands": [
             [plain(band.name), *(rounded(_place(figure, x)) for x in (band.start, band.end)),
              band.shaded]
             for band in figure.bands
         ],
     }  # fmt: skip
-
-
-def rounded_place(place: float) -> float | int:
-    """Seven figures: neighbours of an hour's ticks stay apart."""
-    short = float(f"{place:.7g}")
-    return int(short) if short.is_integer() and abs(short) < 2**53 else short
 
 
 def _drawing(
@@ -106,7 +101,9 @@ def _drawing(
         "log": figure.log_y,
         "steps": figure.steps,
         "zero": figure.zero,
-        "marks": [[plain(p.name), rounded_place(_place(figure, p.x))] for p in figure.places],
+        "marks": [
+            [plain(p.name), rounded(_place(figure, p.x), _PLACE_FIGURES)] for p in figure.places
+        ],
         "most": rounded(_y(figure, figure.reach)),
         "names": [plain(name) for name in _labels(figure, xs)],
         "lines": lines,
@@ -176,13 +173,12 @@ def _through(figure: Figure, line: Line) -> list[list[float | int | None]] | Non
         return None
     path = [(point.x, point.y) for point in line.points] if line.path is None else line.path
     places = [(_place(figure, x), _y(figure, y)) for x, y in path]
-    return [[rounded_place(x), rounded(y)] for x, y in places if isfinite(y)]
+    return [[rounded(x, _PLACE_FIGURES), rounded(y)] for x, y in places if isfinite(y)]
 
 
 def _labels(figure: Figure, xs: Sequence[float]) -> list[str]:
     """Beside the first line's points; none if they have no labels."""
-    first = figure.lines[0] if figure.lines else Line(name="", points=())
-    labels = [point.label if point else "" for point in _at_each(first, xs)]
+    labels = [point.label if point else "" for point in _at_each(figure.lines[0], xs)]
     return labels if any(labels) else []
 
 

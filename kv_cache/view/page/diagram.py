@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from kv_cache.core.kinds import Cause
+from kv_cache.view import units
 from kv_cache.view.page.safe_text import Html, join, tag
-from kv_cache.view.parts import GIBIBYTES, FlowArrow, FlowDiagram
+from kv_cache.view.parts import FlowArrow, FlowDiagram
 
 _WIDE, _BOX, _TALL, _GAP, _TOP = 360, 92, 58, 50, 6
 _LANE = 30  # beside all, for what goes past a node
@@ -63,7 +64,7 @@ def _sides(arrows: Sequence[FlowArrow], node: str, index: int, largest: float) -
 
 
 def _label(arrow: FlowArrow) -> str:
-    return f"{arrow.name} {GIBIBYTES.measured(arrow.bytes)}"
+    return f"{arrow.name} {units.GIBIBYTES.measured(arrow.bytes)}"
 
 
 def _steps(arrow: FlowArrow, nodes: Sequence[str]) -> int:

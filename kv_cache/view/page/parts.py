@@ -130,34 +130,23 @@ def details(summary: str, *content: object, open_: bool = False) -> Html:
 
 # --- words -----------------------------------------------------------------------------------
 
-_SIGNS: Mapping[str, tuple[str, str]] = {
-    "valid": ("✓", "good"),
-    "steady": ("✓", "good"),
-    "pass": ("✓", "good"),
-    "complete": ("✓", "good"),
-    "nothing falls short": ("✓", "good"),
-    "incomplete": ("!", "poor"),
-    "cannot be judged": ("!", "poor"),
-    "falls short": ("✕", "bad"),
-    "suspect": ("!", "poor"),
-    "not-steady": ("!", "poor"),
-    "not-proven": ("!", "poor"),
-    "client-bound": ("!", "poor"),
-    "invalid": ("✕", "bad"),
-    "kept": ("✓", "good"),
-    "missed": ("✕", "bad"),
-    "better": ("✓", "good"),
-    "worse": ("✕", "bad"),
-    "better?": ("!", "poor"),
-    "worse?": ("!", "poor"),
+_SIGNS: Mapping[str, str] = {"good": "✓", "poor": "!", "bad": "✕"}
+_WORDS: Mapping[str, Sequence[str]] = {
+    "good": ("valid", "steady", "pass", "complete", "nothing falls short", "kept", "better"),
+    "poor": (
+        *("suspect", "not-steady", "not-proven", "client-bound", "incomplete", "cannot be judged"),
+        *("better?", "worse?"),
+    ),
+    "bad": ("invalid", "falls short", "missed", "worse"),
 }
+"""The words of each kind; other words are of none."""
 
 
 def badge(status: str) -> Html:
     """A status as a word with a sign: its colour alone says nothing."""
-    sign, kind = _SIGNS.get(status, ("·", "none"))
-    return tag("span", tag("span", sign, aria_hidden="true"), " ", status or "none",
-               class_=f"badge {kind}")  # fmt: skip
+    kind = next((kind for kind, words in _WORDS.items() if status in words), "none")
+    sign = tag("span", _SIGNS.get(kind, "·"), aria_hidden="true")
+    return tag("span", sign, " ", status or "none", class_=f"badge {kind}")
 
 
 def bullets(texts: Sequence[object], class_: str | None = None) -> list[Html]:
@@ -199,50 +188,15 @@ def _card(number: KeyNumber) -> Html:
 
 # --- small pictures in tables ----------------------------------------------------------------
 
-_WIDTH, _HEIGHT = 120.0, 14.0
+NARROW, HIGH = 120.0, 14.0
 
 
 def share_bar(share: float) -> Html:
     """A share of one as a bar; the number stands beside it."""
-    width = _WIDTH * min(1.0, max(0.0, share))
+    width = NARROW * min(1.0, max(0.0, share))
     return tag(
         "svg",
-        _svg("rect", x=0, y=2, width=_WIDTH, height=10, class_="track"),
-        _svg("rect", x=0, y=2, width=f"{width:.1f}", height=10, class_="fill"),
-        viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}", class_="bar", aria_hidden="true",
+        tag("rect", x=0, y=2, width=NARROW, height=10, class_="track"),
+        tag("rect", x=0, y=2, width=f"{width:.1f}", height=10, class_="fill"),
+        viewBox=f"0 0 {NARROW:g} {HIGH:g}", class_="bar", aria_hidden="true",
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
-    """An interval and dots on a line from 0 to 1, with a mark at `middle`. What lies outside is
-    shown at its end."""
-
-    middle: float
-    low: float | None = None
-    high: float | None = None
-    dots: Sequence[float] = ()
-    kind: str = ""
-
-    def drawn(self) -> Html:
-        parts = [_line(self.middle, self.middle, "axis", 1, _HEIGHT - 1)]
-        if self.low is not None and self.high is not None:
-            parts.append(_line(self.low, self.high, f"interval {self.kind}", 7, 7))
-        parts += [
-            _svg("circle", cx=f"{_at(dot):.1f}", cy=7, r=3, class_=f"dot {self.kind}")
-            for dot in self.dots
-        ]
-        return tag("svg", *parts, viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}", class_="bar",
-                   aria_hidden="true")  # fmt: skip
-
-
-def _at(place: float) -> float:
-    return 4 + (_WIDTH - 8) * min(1.0, max(0.0, place))
-
-
-def _line(start: float, end: float, kind: str, y1: float, y2: float) -> Html:
-    return _svg("line", x1=f"{_at(start):.1f}", x2=f"{_at(end):.1f}", y1=y1, y2=y2, class_=kind)
-
-
-def _svg(name: str, **attributes: object) -> Html:
-    return tag(name, **attributes)

@@ -67,9 +67,9 @@ def embedded(value: Any) -> Html:
     return Html(text)
 
 
-def rounded(value: float) -> float | int | None:
-    """Four figures that count, which is more than a chart can show; None where there is none."""
+def rounded(value: float, digits: int = 4) -> float | int | None:
+    """As many figures as count; four are more than a chart can show. None where there is none."""
     if not isfinite(value):
         return None
-    short = float(f"{value:.4g}")
+    short = float(f"{value:.{digits}g}")
     return int(short) if short.is_integer() and abs(short) < 2**53 else short

@@ -1,15 +1,15 @@
 """A view as sections of a page: the answer, then its own sections."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 
-from kv_cache.view.page.bars import bar_table
+from kv_cache.view import parts
+from kv_cache.view.page.bars import bar_table, interval_table
 from kv_cache.view.page.charts import Book
 from kv_cache.view.page.diagram import diagram
 from kv_cache.view.page.parts import (
     Section,
-    Strip,
     badge,
     bullets,
     cards,
@@ -19,22 +19,9 @@ from kv_cache.view.page.parts import (
     table,
 )
 from kv_cache.view.page.safe_text import Html, tag
-from kv_cache.view.parts import (
-    BarChart,
-    FactList,
-    Figure,
-    FlowDiagram,
-    IntervalChart,
-    KeyNumbers,
-    Part,
-    Remarks,
-    Table,
-    View,
-    ViewSection,
-)
 
 
-def view_sections(view: View, book: Book, most_points: int) -> Iterator[Section]:
+def view_sections(view: parts.View, book: Book, most_points: int) -> Iterator[Section]:
     """The answer with what it rests on, and all sections. Lines of more points are thinned."""
     yield Section(
         slug="answer",
@@ -56,82 +43,50 @@ def view_sections(view: View, book: Book, most_points: int) -> Iterator[Section]
             )
 
 
-def _contents(section: ViewSection, book: Book, most_points: int) -> Iterator[Html]:
+def _contents(section: parts.ViewSection, book: Book, most_points: int) -> Iterator[Html]:
     """Parts in their order; figures that follow each other stand together."""
-    for drawn, parts in groupby(section.parts, key=lambda part: isinstance(part, Figure)):
+    for drawn, group in groupby(section.parts, key=lambda part: isinstance(part, parts.Figure)):
         if drawn:
             charts = [
                 html
-                for part in parts
-                if isinstance(part, Figure)
+                for part in group
+                if isinstance(part, parts.Figure)
                 for html in book.figure(part.thinned(most_points))
             ]
             if charts:
                 yield tag("div", *charts, class_="charts")
         else:
-            for part in parts:
+            for part in group:
                 yield from _content(part, section.title)
 
 
-def _content(part: Part, section_title: str) -> Iterator[Html]:
+def _content(part: parts.Part, section_title: str) -> Iterator[Html]:
     title = part.title or section_title
     match part:
-        case KeyNumbers():
+        case parts.KeyNumbers():
             yield cards(part.numbers)
-        case Table():
-            drawn = [part_table(title, part), *([tag("p", part.caption)] if part.caption else [])]
+        case parts.Table():
+            drawn = _captioned(part_table(title, part), part.caption)
             yield from [details(title, *drawn)] if part.detail else drawn
-        case FactList():
+        case parts.FactList():
             facts = table(title, ("what", "value"), part.rows, words=2)
             yield details(title, facts) if part.detail else facts
-        case Remarks():
+        case parts.Remarks():
             if part.title:
                 yield tag("h4", part.title)
-            yield from ruled(part.texts) if _has_rules(part.texts) else bullets(list(part.texts))
-        case FlowDiagram():
-            yield tag("div", diagram(part), class_="flow")
-            if part.caption:
-                yield tag("p", part.caption)
+            rules = any(re.match(r"V\d+ ", text) for text in part.texts)
+            yield from ruled(part.texts) if rules else bullets(part.texts)
+        case parts.FlowDiagram():
+            yield from _captioned(tag("div", diagram(part), class_="flow"), part.caption)
             moved = part.table()
             yield details(title, table(title, moved.headings, moved.cells(), words=3))
-        case BarChart():
-            yield bar_table(part)
-            if part.caption:
-                yield tag("p", part.caption)
-        case IntervalChart():
-            yield _intervals(title, part)
-            if part.caption:
-                yield tag("p", part.caption)
-        case Figure():
+        case parts.BarChart():
+            yield from _captioned(bar_table(part), part.caption)
+        case parts.IntervalChart():
+            yield from _captioned(interval_table(title, part), part.caption)
+        case parts.Figure():
             raise AssertionError("figures are charts")
 
 
-def _has_rules(texts: Sequence[str]) -> bool:
-    return any(re.match(r"V\d+ ", text) for text in texts)
-
-
-def _intervals(title: str, part: IntervalChart) -> Html:
-    """A strip for each row: its values as dots, its interval as a bar."""
-    reach = part.reach
-
-    def at(difference: float) -> float:
-        return 0.5 + difference / (2 * reach)
-
-    rows = [
-        (
-            row.name,
-            row.text,
-            Strip(
-                middle=0.5,
-                kind=row.mark.rstrip("?") if row.mark in ("better", "worse") else "",
-                dots=[at(value) for value in row.values],
-                low=None if row.low is None else at(row.low),
-                high=None if row.high is None else at(row.high),
-            ).drawn(),
-            *((badge(row.mark),) if any(each.mark for each in part.rows) else ()),
-        )
-        for row in part.rows
-    ]
-    axis = f"{part.axis}; ends {100 * reach:.0f} % to each side"
-    heads = ("", "value", axis, *(("finding",) if len(rows[0]) > 3 else ()))
-    return table(title, heads, rows, words=len(heads))
+def _captioned(drawn: Html, caption: str) -> list[Html]:
+    return [drawn, tag("p", caption)] if caption else [drawn]

@@ -53,9 +53,8 @@ class Panel:
 
     title: str = ""
     x: str
-    y: str = ""
     draw: "Callable[[Axes], None]"
-    height: float = 1.05  # inches
+    height: float  # inches
     bare: bool = False
 
 
@@ -141,7 +140,6 @@ def _dress(axes: "Axes", panel: Panel, left: float, right: float) -> None:
     if panel.title:
         begin = -(left - 0.08) / (_WIDTH - left - right)
         axes.set_title(panel.title, size=NORMAL, weight="bold", loc="left", x=begin, pad=5)
-    axes.set_ylabel(panel.y, size=SMALL, color=BLACK)
     axes.tick_params(labelsize=SMALL, color=PALE, length=2.5)
     axes.grid(visible=True, axis="y", color="#e6e6e6", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -154,9 +152,9 @@ def _dress(axes: "Axes", panel: Panel, left: float, right: float) -> None:
 # --- axes ------------------------------------------------------------------------------------
 
 
-def from_zero(axes: "Axes", values: Iterable[float], room: float = 1.12) -> None:
+def from_zero(axes: "Axes", values: Iterable[float]) -> None:
     """The y axis from 0 to a little above the largest."""
-    axes.set_ylim(0, max(known(values), default=0.0) * room or 1.0)
+    axes.set_ylim(0, max(known(values), default=0.0) * 1.15 or 1.0)
     few_ticks(axes.yaxis)
 
 
@@ -167,14 +165,12 @@ def few_ticks(axis: "Axis", most: int = 4, *, whole: bool = False) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: figures(value)))
 
 
-def logarithmic(
-    axes: "Axes", values: Iterable[float], *, x: bool = False, room: float = 1.25
-) -> None:
+def logarithmic(axes: "Axes", values: Iterable[float], *, x: bool = False) -> None:
     """A logarithmic axis around the positive values, with ticks that people count in."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     some = [value for value in known(values) if value > 0]
-    low, high = (min(some) / 1.25, max(some) * room) if some else (0.1, 10.0)
+    low, high = (min(some) / 1.25, max(some) * 1.25) if some else (0.1, 10.0)
     axis = axes.xaxis if x else axes.yaxis
     (axes.set_xscale if x else axes.set_yscale)("log")
     (axes.set_xlim if x else axes.set_ylim)(low, high)
@@ -195,7 +191,7 @@ class Label:
     colour: str
 
 
-def label_ends(axes: "Axes", labels: Iterable[Label], height: float = 1.05) -> None:
+def label_ends(axes: "Axes", labels: Iterable[Label], height: float) -> None:
     """Names right of the axes, each as near to its line's end as the others let it. The limits of
     the axes must be as they stay."""
     placed = sorted(

@@ -25,7 +25,7 @@ from kv_cache.files.reading import (
 from kv_cache.files.writing import write_output
 from kv_cache.installing import install_hint
 from kv_cache.result.metrics import Json
-from kv_cache.result.run import MisshapenError
+from kv_cache.result.run import MisshapenError, not_as_written
 from kv_cache.view.picture.base import NothingToDrawError, Picture, paint
 from kv_cache.view.picture.shown import view_picture
 from kv_cache.view.views import view_of
@@ -88,9 +88,7 @@ def draw(document: Json, path: Path, form: str) -> bytes:
     try:
         return _drawn(view_picture(make(section)), form)
     except MisshapenError as error:
-        raise UsageError(
-            f"{path}: {SECTION}: {error}; the file was cut or changed, so give an untouched result"
-        ) from None
+        raise not_as_written(path, f"{SECTION}: {error}") from None
     except NothingToDrawError as error:
         raise UsageError(
             f"{path}: there is nothing to draw, as {error}; give a result that has data"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from kv_cache.view.drawing import COLOURS, LINE_COLOURS
 from kv_cache.view.parts import (
-    Band,
     BarChart,
     Figure,
     IntervalChart,
@@ -17,7 +16,7 @@ from kv_cache.view.parts import (
     ShownColumn,
     View,
 )
-from kv_cache.view.picture.bars import bar_panel
+from kv_cache.view.picture.bars import bar_panel, interval_panel
 from kv_cache.view.picture.base import (
     BLACK,
     GREEN,
@@ -36,7 +35,6 @@ from kv_cache.view.picture.base import (
     logarithmic,
     plain,
 )
-from kv_cache.view.picture.intervals import interval_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +65,7 @@ def view_picture(view: View) -> Picture:
     if not pictures:
         raise NothingToDrawError("it has no numbers over an axis")
     figures = [part for part in pictures if isinstance(part, Figure)]
-    bars = any(point.low is not None for figure in figures for point in figure.points())
+    bars = any(point.interval is not None for figure in figures for point in figure.points())
     lines = [
         view.sentence,
         ", ".join(view.about),
@@ -105,7 +103,8 @@ def _axis_of(part: Drawn) -> tuple[object, ...]:
 def _panels_of(part: Drawn) -> list[Panel]:
     match part:
         case Figure():
-            return _panels(part)
+            strip = [_strip(part)] if part.scale is Scale.TIME and part.bands else []
+            return [*strip, _panel(part)]
         case BarChart():
             return [bar_panel(part)]
         case IntervalChart():
@@ -117,11 +116,6 @@ def _right(figures: Sequence[Figure]) -> float:
     names = [len(line.name) for figure in figures for line in figure.lines]
     names += [len(level.name) for figure in figures for level in figure.levels]
     return min(_MOST_RIGHT, max(_RIGHT, _MARGIN + _LETTER * max(names, default=0)))
-
-
-def _panels(figure: Figure) -> list[Panel]:
-    strip = [_strip(figure)] if figure.scale is Scale.TIME and figure.bands else []
-    return [*strip, _panel(figure)]
 
 
 def _panel(figure: Figure) -> Panel:
@@ -220,13 +214,10 @@ def _draw_line(axes: "Axes", figure: Figure, line: Line, look: dict[str, Any]) -
         axes.plot(*zip(*path, strict=True), **{**look, "marker": ""}) if path else None
         usual = [(x, y) for x, y, p in zip(xs, ys, line.points, strict=True) if not p.mark]
         axes.plot(*zip(*usual, strict=True), **{**look, "linestyle": ""}) if usual else None
-    spans = [
-        (x, _shown(figure.y, max(0.0, point.low)), _shown(figure.y, point.high))
-        for x, point in zip(xs, line.points, strict=True)
-        if point.low is not None and point.high is not None
-    ]
-    for x, low, high in spans:
-        axes.plot([x, x], [low, high], color=GREY, linewidth=0.8, zorder=1.5)
+    for x, point in zip(xs, line.points, strict=True):
+        if (span := point.interval) is not None:
+            ends = [_shown(figure.y, max(0.0, span.low)), _shown(figure.y, span.high)]
+            axes.plot([x, x], ends, color=GREY, linewidth=0.8, zorder=1.5)
 
 
 def _draw_marks(
@@ -254,26 +245,21 @@ def _key(axes: "Axes", words: Sequence[str]) -> None:
 
 
 def _draw_bands(axes: "Axes", figure: Figure) -> None:
-    def tint(band: Band) -> None:
-        axes.axvspan(
-            _shown(figure.x, band.start), _shown(figure.x, band.end), color=_TINT, linewidth=0,
-            zorder=0,
-        )  # fmt: skip
-
     for band in figure.bands:
         if band.shaded:
-            tint(band)
+            ends = (_shown(figure.x, band.start), _shown(figure.x, band.end))
+            axes.axvspan(*ends, color=_TINT, linewidth=0, zorder=0)
 
 
 def _scale(axes: "Axes", figure: Figure) -> None:
     ys = [_shown(figure.y, point.y) for point in figure.points()]
-    ends = [point.high for point in figure.points() if point.high is not None]
+    ends = [point.interval.high for point in figure.points() if point.interval is not None]
     ys += [_shown(figure.y, end) for end in ends if isfinite(end)]
     ys += [_shown(figure.y, level.y) for level in figure.levels]
     if figure.log_y:
         logarithmic(axes, ys)
     elif figure.zero:
-        from_zero(axes, [*ys, _shown(figure.y, figure.reach)], room=1.15)
+        from_zero(axes, [*ys, _shown(figure.y, figure.reach)])
     else:
         few_ticks(axes.yaxis)
     xs = [_shown(figure.x, x) for x in figure.places_drawn()]
