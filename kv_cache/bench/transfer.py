@@ -171,7 +171,7 @@ class Mover:
         return len(ops) > 1 and any(
             ref.tier is Tier.NVME and (self._rehearse or self._has_data[ref.tier])
             for op in ops
-            for ref in _refs(op)
+            for ref in (op.source, op.target)
         )
 
     def perform(self, op: Op) -> OpDone:
@@ -386,7 +386,3 @@ class Mover:
     ) -> OpDone:
         reason = None if error is None else error.reason
         return OpDone(op, timer.started_ns, self._clock.now_ns(), legs, reason, side)
-
-
-def _refs(op: Op) -> tuple[CopyRef, ...]:
-    return (op.source, op.target) if isinstance(op, Move) else (op.copy,)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from kv_cache.core.effect import Leg, Move, Op, OpDone
+from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.kinds import Cause, OpKind
 from kv_cache.core.units import NS_PER_S, NS_PER_US
 from kv_cache.files.records import LineWriter, packing, require_own_name
@@ -95,12 +95,11 @@ def check_io_trace(path: Path) -> None:
 
 def line_of(op: Op, leg: Leg) -> bytes:
     """Return one row. A promotion's read was requested; its write follows from it."""
-    key = op.target.key if isinstance(op, Move) else op.copy.key
     requested = op.cause is Cause.PROMOTION and leg.kind is OpKind.READ
     phase = PHASES[Cause.REUSE if requested else op.cause]
     seconds, rest_ns = divmod(leg.started_ns, NS_PER_S)
     # None of these can hold a comma or a quote.
     return (
         f"{seconds}.{rest_ns // NS_PER_US:06d},{_OPERATIONS[leg.kind]},{leg.nbytes},"
-        f"Tier-{leg.tier.value},{key.hex()},{phase}\r\n"
+        f"Tier-{leg.tier.value},{op.target.key.hex()},{phase}\r\n"
     ).encode()

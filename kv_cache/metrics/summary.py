@@ -26,12 +26,6 @@ NETWORK: Mapping[OpKind, str] = {
 }
 """What counts the bytes of an object store on their way: all interfaces but the loopback."""
 
-LATENCIES = (
-    *("response", "end_to_end", "ttft", "tpot", "lateness", "queue"),
-    *("service", "storage", "compute"),
-)
-"""Of a request; each is a histogram of `RequestStats`."""
-
 DRIVE_CACHE_BYTES = 64 * GIB
 """Below this much on storage a result says that a drive may have answered from its own cache:
 drives have up to a few GiB of memory, and tens of GiB of flash that is written as SLC."""
