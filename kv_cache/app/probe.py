@@ -34,9 +34,8 @@ from kv_cache.config.sections import TiersConfig
 from kv_cache.core.errors import ConfigError, NoAnswerError, PlaceError
 from kv_cache.core.exits import Exit
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
-from kv_cache.files.environment import Reader, filesystem
+from kv_cache.files.environment import Reader, captured, filesystem
 from kv_cache.files.keep import Kept, keep
-from kv_cache.files.machine import captured
 from kv_cache.files.reading import require_replaceable
 from kv_cache.metrics.passport import findings_below
 from kv_cache.tiers.file_options import FSYNC, LAYOUTS

@@ -12,9 +12,9 @@ from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.kinds import Phase
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
+from kv_cache.files.environment import captured
 from kv_cache.files.hdr import HdrLog
 from kv_cache.files.iotrace import IoTrace
-from kv_cache.files.machine import captured
 from kv_cache.files.recording import (
     Recording,
 )

@@ -129,32 +129,16 @@ def _sum(values: Iterable[int]) -> int | None:
 
 # --- differences -----------------------------------------------------------------------------
 
-_OF_DEVICES = (
-    "utilisation",
-    "in_flight",
-    "queue_depth",
-    "read_iops",
-    "write_iops",
-    "read_ms",
-    "write_ms",
-    "read_bytes_per_s",
-    "write_bytes_per_s",
-    "merged",
-)
-
 
 def _devices(
     before: Mapping[str, DiskStats] | None, now: Mapping[str, DiskStats] | None, passed_ns: int
 ) -> dict[str, Any]:
     moved = [now[name] - before[name] for name in now] if now and before else []
-    if not moved or any(_backwards(stats) for stats in moved):
-        return {f"device_{name}": None for name in _OF_DEVICES}
     seconds = passed_ns / NS_PER_S
     total = added_up(moved)
-    return {
-        "device_utilisation": min(
-            1.0, max(stats.busy_ms for stats in moved) * NS_PER_MS / passed_ns
-        ),
+    busiest_ms = max((stats.busy_ms for stats in moved), default=0)
+    sample = {
+        "device_utilisation": min(1.0, busiest_ms * NS_PER_MS / passed_ns),
         "device_in_flight": total.in_flight,
         "device_queue_depth": total.waiting_ms * NS_PER_MS / passed_ns,
         "device_read_iops": total.reads / seconds,
@@ -165,6 +149,8 @@ def _devices(
         "device_write_bytes_per_s": total.write_bytes / seconds,
         "device_merged": total.reads_merged + total.writes_merged,
     }
+    known = moved and not any(_backwards(stats) for stats in moved)
+    return sample if known else dict.fromkeys(sample)
 
 
 def _backwards(moved: DiskStats) -> bool:

@@ -45,7 +45,7 @@ from kv_cache.cli.flags import parse
 from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
-from kv_cache.files.machine import captured
+from kv_cache.files.environment import captured
 from kv_cache.files.writing import write_document
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import RULES, Thresholds, judge

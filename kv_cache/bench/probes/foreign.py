@@ -67,8 +67,7 @@ def snapshot(proc: Path = Path("/proc"), *, excluded: Collection[int] | None = N
     """
     ours = {os.getpid(), *_ours} if excluded is None else set(excluded)
     pids = (int(name) for name in os.listdir(proc) if name.isdigit())
-    processes = (_process(proc, pid) for pid in pids if pid not in ours)
-    return {process.pid: process for process in processes if process is not None}
+    return snapshot_of([pid for pid in pids if pid not in ours], proc)
 
 
 def snapshot_of(pids: Collection[int], proc: Path = Path("/proc")) -> Snapshot:
