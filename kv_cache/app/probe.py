@@ -7,7 +7,7 @@ also after Ctrl-C.
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,7 @@ from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.path_checks import check_cache_dir, nearest_existing
-from kv_cache.bench.probe import (
-    BUFFER_BYTES,
-    Probed,
-    ProbePlan,
-    StorageProbe,
-    objects_needed,
-    refusals,
-)
+from kv_cache.bench.probe import BUFFER_BYTES, Probed, ProbePlan, StorageProbe, objects_needed
 from kv_cache.bench.progress import SILENT, Bar, Progress
 from kv_cache.bench.stillness import ANSWER_S, answered
 from kv_cache.config.profile import HEADER, Cell, Profile, profile_text
@@ -289,7 +282,7 @@ def _facts(job: ProbeJob, probed: Probed, started: datetime, wall_s: float) -> d
         },
         "counted": dict(probed.counted),
         "notes": list(_notes(probed, environment)),
-        "refused": [dict(row) for row in refusals(probed)],
+        "refused": [asdict(cell) for cell in probed.refused],
     }
 
 

@@ -6,7 +6,7 @@ meets the same instants. The rounds of a preconditioning are no part of it.
 """
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from kv_cache.config.build import Load, is_recording
@@ -105,14 +105,10 @@ def as_recorded(config: Config, trace: Trace | None) -> Config:
     if load is None:
         return config
     options = config.semantics
-    semantics = replace(
-        options,
-        block_tokens=load.block_tokens if options.block_tokens is None else options.block_tokens,
-        prefill_only_from_tokens=load.prefill_only_from_tokens
-        if options.prefill_only_from_tokens is None
-        else options.prefill_only_from_tokens,
-    )
-    return replace(config, semantics=semantics)
+    left_open = {
+        name: value for name, value in asdict(load).items() if getattr(options, name) is None
+    }
+    return replace(config, semantics=replace(options, **left_open))
 
 
 def recording_notes(config: Config, trace: Trace | None) -> list[str]:
