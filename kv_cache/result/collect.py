@@ -100,7 +100,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
         "notes": [*([] if config.passport.measurement else [NO_MEASUREMENT]), *notes(outcome)],
         "passport": PassportFacts(evidence=_evidence(outcome)),
         "seed": outcome.seed,
-        "rank": RankFacts(**outcome.rank.to_json()),
+        "rank": RankFacts(**asdict(outcome.rank)),
         "not_submittable": list(outcome.not_submittable),
         "schedule": ScheduleFacts(
             sha256=outcome.schedule_sha256, requests_digested=outcome.schedule_requests

@@ -5,14 +5,13 @@ Counters are differences over a window; limits are named where they held at eith
 Sources: admin-guide/cgroup-v2.rst, cgroup-v1/, scheduler/sched-bwc.rst, pm/cpufreq.rst.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kv_cache.bench.linux import usable_cpus
-from kv_cache.bench.procfs import cgroup_directories, text_of
+from kv_cache.bench.procfs import block_device, cgroup_directories, text_of
 from kv_cache.core.units import NS_PER_US, ns_to_s
 
 _V1_KINDS = ("read_bps", "write_bps", "read_iops", "write_iops")
@@ -147,17 +146,12 @@ def _io_limits(root: Path) -> tuple[str, ...]:
     """List the limits of every device: `vda read_bps=1000 (/sys/fs/cgroup/a)`."""
     version, directories = _directories(root, "blkio")
     return tuple(
-        f"{_device_name(root, device)} {kind}={limit} ({directory})"
+        f"{block_device(device, root) or device} {kind}={limit} ({directory})"
         for directory in directories
         for device, limits in io_limits(version, _reads(root, directory))
         for kind, limit in limits.items()
         if limit is not None
     )
-
-
-def _device_name(root: Path, number: str) -> str:
-    link = root / "sys/dev/block" / number
-    return os.path.basename(os.path.realpath(link)) if link.exists() else number
 
 
 def _memory_files(version: int) -> tuple[str, ...]:
