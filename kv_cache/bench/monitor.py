@@ -7,7 +7,7 @@ counter that ran backwards).
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,33 +98,29 @@ class MachineMonitor:
         return None if value is None else int(value.split()[0]) * KIB
 
 
+_GPU_MEMORY: Mapping[str, Callable[[Any, int], tuple[int, int]]] = {
+    "torch": lambda torch, number: torch.cuda.mem_get_info(number),
+    "cupy": lambda cupy, number: cupy.cuda.Device(number).mem_info,
+}
+"""By library: bytes of a CUDA device that are free, and all of them."""
+
+
 def gpu_used_bytes(numbers: Sequence[int]) -> Callable[[], int | None] | None:
     """Return a function that returns the memory in use on these CUDA devices together, through the
-    library that the GPU tier has imported already; None if it has imported none."""
-    libraries = {"torch": _torch_used, "cupy": _cupy_used}
-    imported = next((name for name in libraries if name in sys.modules), None)
+    library that the GPU tier has imported already; None if it has imported none. The function
+    returns None if the driver refuses, as a run does not end for that."""
+    imported = next((name for name in _GPU_MEMORY if name in sys.modules), None)
     if imported is None or not numbers:
         return None
-    module, used = sys.modules[imported], libraries[imported]
-    return lambda: _sum(used(module, number) for number in numbers)
+    library, memory = sys.modules[imported], _GPU_MEMORY[imported]
 
+    def used() -> int | None:
+        try:
+            return sum(int(total - free) for free, total in (memory(library, n) for n in numbers))
+        except RuntimeError:
+            return None
 
-def _torch_used(torch: Any, number: int) -> int:
-    free, total = torch.cuda.mem_get_info(number)
-    return int(total - free)
-
-
-def _cupy_used(cupy: Any, number: int) -> int:
-    free, total = cupy.cuda.Device(number).mem_info
-    return int(total - free)
-
-
-def _sum(values: Iterable[int]) -> int | None:
-    """Add the values up; None if the driver refuses, as a run does not end for that."""
-    try:
-        return sum(values)
-    except RuntimeError:
-        return None
+    return used
 
 
 # --- differences -----------------------------------------------------------------------------

@@ -29,6 +29,9 @@ _PATIENCE_S = {signal.SIGINT: 20.0, signal.SIGTERM: 2.0, signal.SIGKILL: None}
 _POLL_S = 0.02
 _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 _TOOLS = {"bpftrace": "bpftrace", "setpriv": "util-linux", "unshare": "util-linux"}
+_MORTAL = ("setpriv", "--pdeathsig", "KILL")
+"""The start of a command that the kernel kills when we end, however we do: its output is not read
+any more then."""
 _WITH_ITS_NUMBER = ("sh", "-c", 'exec bpftrace "$@" "$$"', "sh")
 """The start of a command that gives bpftrace its own process number, as its last argument."""
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO
@@ -117,7 +120,7 @@ class Tracer:
     def _launch(self, command: Sequence[str]) -> None:
         self._out, self._err = os.memfd_create("trace"), os.memfd_create("trace-errors")
         self._child = subprocess.Popen(
-            [*_mortal(), *_seeing_tracepoints(), *command],
+            [*_MORTAL, *_seeing_tracepoints(), *command],
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=self._err,
@@ -205,11 +208,6 @@ def _number(device: str) -> int | None:
 
 
 # --- the child's surroundings --------------------------------------------------------------------
-
-
-def _mortal() -> list[str]:
-    """Have the kernel kill it when we end, however we do: its output is not read any more then."""
-    return ["setpriv", "--pdeathsig", "KILL"]
 
 
 def _seeing_tracepoints() -> list[str]:

@@ -9,6 +9,7 @@ the words mean.
 import os
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from kv_cache.core.effect import Leg, Op, OpDone
@@ -39,15 +40,13 @@ _OPERATIONS: Mapping[OpKind, str] = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class _Row:
     """A side of an operation; it counts once all of the operation has ended."""
 
-    __slots__ = ("ended", "line", "op")
-
-    def __init__(self, op: Op, line: bytes) -> None:
-        self.op = op  # kept, so that no other gets its id
-        self.line = line
-        self.ended = False
+    op: Op  # kept, so that no other gets its id
+    line: bytes
+    ended: bool = False
 
 
 class IoTrace:
@@ -55,7 +54,7 @@ class IoTrace:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)  # as the reference does
-        self._lines = LineWriter(
+        self.lines = LineWriter(
             Path(os.path.realpath(path)),
             encode=bytes,
             head=HEAD.encode(),
@@ -63,11 +62,6 @@ class IoTrace:
         )
         self._rows: deque[_Row] = deque()  # from the first that has not ended
         self._going: dict[int, list[_Row]] = {}
-
-    @property
-    def lines(self) -> LineWriter:
-        """The file: how much was written, its digest."""
-        return self._lines
 
     def on_leg(self, op: Op, leg: Leg) -> None:
         row = _Row(op, line_of(op, leg))
@@ -78,14 +72,14 @@ class IoTrace:
         for row in self._going.pop(id(done.op), ()):
             row.ended = True
         while self._rows and self._rows[0].ended:
-            self._lines.add(self._rows.popleft().line)
+            self.lines.add(self._rows.popleft().line)
 
     def close(self) -> str | None:
         """Complete the file; the answer says what went wrong, if anything did."""
         for row in self._rows:
             if row.ended:
-                self._lines.add(row.line)
-        return self._lines.close()
+                self.lines.add(row.line)
+        return self.lines.close()
 
 
 def check_io_trace(path: Path) -> None:

@@ -8,7 +8,7 @@ An operation counts where it ended, with all its bytes.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kv_cache.core.effect import ABORTED, OpDone
@@ -367,18 +367,15 @@ def _in_pairs(windows: Sequence[Window]) -> list[Window]:
 def joined(first: Window, second: Window) -> Window:
     """Return two neighbours as one: counts add up, levels are the second's, and a percentile is the
     larger of the two, as nothing better can be known."""
-    return Window(
+    return replace(
+        second,
         start_ns=first.start_ns,
-        end_ns=second.end_ns,
-        phase=second.phase,
-        gauges=second.gauges,
         submitted=first.submitted + second.submitted,
         ops={
             key: _joined_ops([w.ops[key] for w in (first, second) if key in w.ops])
             for key in {**first.ops, **second.ops}
         },
         classes={qos: _joined_class(first.classes[qos], second.classes[qos]) for qos in Qos},
-        machine=second.machine,
         saturation=max(
             (w.saturation for w in (first, second) if w.saturation is not None),
             key=lambda level: level.level,

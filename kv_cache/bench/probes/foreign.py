@@ -8,7 +8,7 @@ parent, which inherits the counters.
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +115,8 @@ def _moved(
     counted = [child for child in ended if child.parent == process.pid]
     if earlier is not None and _same(earlier, process):
         counted.append(earlier)
-    return ProcessIo(
-        pid=process.pid,
-        started=process.started,
-        parent=process.parent,
-        name=process.name,
+    return replace(
+        process,
         read_bytes=max(0, process.read_bytes - sum(other.read_bytes for other in counted)),
         write_bytes=max(0, process.write_bytes - sum(other.write_bytes for other in counted)),
     )

@@ -166,7 +166,7 @@ class _Walk:
             yield trail.down(_shown(real)).unseen("no mount of this process holds it")
             return
         trail = trail.down(f"{mount.kind} {_shown(mount.point)}")
-        if _without_barrier(mount):
+        if any(_NO_BARRIER.fullmatch(option) for option in mount.all_options):
             self.no_barrier.append(trail.path[-1])
         if mount.kind in MEMORY_FILESYSTEMS:
             yield trail.foot(FootKind.RAM, "it is a file system in RAM")
@@ -344,10 +344,6 @@ def _path_in(path: Path) -> str | None:
 
 def _shown(path: str) -> str:
     return os.fsencode(path).decode(errors="replace")
-
-
-def _without_barrier(mount: Mount) -> bool:
-    return any(_NO_BARRIER.fullmatch(option) for option in mount.all_options)
 
 
 def _known(name: str, table: Mapping[re.Pattern[str], str]) -> str | None:
