@@ -100,10 +100,6 @@ class Filled:
     device_write_bytes: int | None
     rows: tuple[FillInterval, ...]
 
-    @property
-    def complete(self) -> bool:
-        return self.bytes >= self.wanted_bytes
-
     def to_json(self) -> dict[str, Any]:
         totals = {name: getattr(self, name) for name in self.__slots__ if name != "rows"}
         return {**totals, "rows": [row.to_json() for row in self.rows]}
