@@ -49,37 +49,37 @@ class _Row:
     ended: bool = False
 
 
-class IoTrace:
+class IoTrace(LineWriter):
     """Observes the driver: each side when it is requested, and each operation when it has ended."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)  # as the reference does
-        self.lines = LineWriter(
+        super().__init__(
             Path(os.path.realpath(path)),
             encode=bytes,
             head=HEAD.encode(),
             packed=packing(path, FLAG),
         )
-        self._rows: deque[_Row] = deque()  # from the first that has not ended
+        self._sides: deque[_Row] = deque()  # from the first that has not ended
         self._going: dict[int, list[_Row]] = {}
 
     def on_leg(self, op: Op, leg: Leg) -> None:
         row = _Row(op, line_of(op, leg))
-        self._rows.append(row)
+        self._sides.append(row)
         self._going.setdefault(id(op), []).append(row)
 
     def on_op(self, done: OpDone) -> None:
         for row in self._going.pop(id(done.op), ()):
             row.ended = True
-        while self._rows and self._rows[0].ended:
-            self.lines.add(self._rows.popleft().line)
+        while self._sides and self._sides[0].ended:
+            self.add(self._sides.popleft().line)
 
     def close(self) -> str | None:
         """Complete the file; the answer says what went wrong, if anything did."""
-        for row in self._rows:
+        for row in self._sides:
             if row.ended:
-                self.lines.add(row.line)
-        return self.lines.close()
+                self.add(row.line)
+        return super().close()
 
 
 def check_io_trace(path: Path) -> None:

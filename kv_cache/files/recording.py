@@ -24,24 +24,17 @@ from kv_cache.workload.formats.trace_files import Trace
 FLAG = "--record"
 
 
-class Recording:
-    """Observes the driver: each request when it arrives."""
+class Recording(LineWriter):
+    """Observes the driver: each request is added when it arrives."""
 
     def __init__(self, path: Path, config: Config, load: Load) -> None:
         self._header = header_of(config, load)
-        self.lines = LineWriter(
+        super().__init__(
             Path(os.path.realpath(path)),
             encode=self._line,
             head=canonical.header_line(self._header).encode() + b"\n",
             packed=packing(path, FLAG),
         )
-
-    def on_arrival(self, request: Request) -> None:
-        self.lines.add(request)
-
-    def close(self) -> str | None:
-        """Complete the file; the answer says what went wrong, if anything did."""
-        return self.lines.close()
 
     def _line(self, request: Request) -> bytes:
         return canonical.row_line(row_of(request), self._header).encode() + b"\n"
