@@ -26,8 +26,8 @@ from kv_cache.tiers.nvme import ENGINES, NvmeStore, Striped, open_storage, uring
 from kv_cache.tiers.nvme.layouts import Arena, Buckets, FilePerObject
 from kv_cache.tiers.objects import Client, ObjectStore
 from kv_cache.tiers.payload import Payload
-from kv_cache.tiers.wrappers import Faulty, Throttled
 from tests import s3server
+from tests.wrappers import Faulty, Throttled
 
 BUFFER = 64 * KIB
 CAPACITY = 300 * PAGE_BYTES

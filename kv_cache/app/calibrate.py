@@ -41,8 +41,8 @@ from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.exits import Exit
 from kv_cache.core.units import PAGE_BYTES
+from kv_cache.files.environment import captured
 from kv_cache.files.keep import Kept, keep
-from kv_cache.files.machine import captured
 from kv_cache.files.reading import require_replaceable
 from kv_cache.tiers.objects import is_object_url
 

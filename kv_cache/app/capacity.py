@@ -29,8 +29,8 @@ from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.seed import Seed
 from kv_cache.core.text import as_json
 from kv_cache.core.units import NS_PER_S
+from kv_cache.files.environment import captured
 from kv_cache.files.keep import Kept, keep
-from kv_cache.files.machine import captured
 from kv_cache.files.result import Result
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.slo import Slo, parse_slos

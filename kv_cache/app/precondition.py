@@ -17,8 +17,8 @@ from kv_cache.config.sections import FILES_BESIDE
 from kv_cache.core.errors import NoAnswerError
 from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json
+from kv_cache.files.environment import captured
 from kv_cache.files.keep import keep
-from kv_cache.files.machine import captured
 from kv_cache.files.result import Result
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.result.preconditioning import precondition_document

@@ -23,8 +23,8 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB
+from kv_cache.files.environment import captured
 from kv_cache.files.keep import keep
-from kv_cache.files.machine import captured
 from kv_cache.files.result import Result
 from kv_cache.result.document import build_result
 

@@ -7,7 +7,7 @@ also after Ctrl-C.
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,7 @@ from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.path_checks import check_cache_dir, nearest_existing
-from kv_cache.bench.probe import (
-    BUFFER_BYTES,
-    Probed,
-    ProbePlan,
-    StorageProbe,
-    objects_needed,
-    refusals,
-)
+from kv_cache.bench.probe import BUFFER_BYTES, Probed, ProbePlan, StorageProbe, objects_needed
 from kv_cache.bench.progress import SILENT, Bar, Progress
 from kv_cache.bench.stillness import ANSWER_S, answered
 from kv_cache.config.profile import HEADER, Cell, Profile, profile_text
@@ -34,9 +27,8 @@ from kv_cache.config.sections import TiersConfig
 from kv_cache.core.errors import ConfigError, NoAnswerError, PlaceError
 from kv_cache.core.exits import Exit
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
-from kv_cache.files.environment import Reader, filesystem
+from kv_cache.files.environment import Reader, captured, filesystem
 from kv_cache.files.keep import Kept, keep
-from kv_cache.files.machine import captured
 from kv_cache.files.reading import require_replaceable
 from kv_cache.metrics.passport import findings_below
 from kv_cache.tiers.file_options import FSYNC, LAYOUTS
@@ -290,7 +282,7 @@ def _facts(job: ProbeJob, probed: Probed, started: datetime, wall_s: float) -> d
         },
         "counted": dict(probed.counted),
         "notes": list(_notes(probed, environment)),
-        "refused": [dict(row) for row in refusals(probed)],
+        "refused": [asdict(cell) for cell in probed.refused],
     }
 
 

@@ -12,9 +12,9 @@ from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.kinds import Phase
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
+from kv_cache.files.environment import captured
 from kv_cache.files.hdr import HdrLog
 from kv_cache.files.iotrace import IoTrace
-from kv_cache.files.machine import captured
 from kv_cache.files.recording import (
     Recording,
 )
@@ -63,7 +63,7 @@ class Watchers:
 
     def on_arrival(self, request: Request) -> None:
         if self._recording is not None:
-            self._recording.on_arrival(request)
+            self._recording.add(request)
 
     def on_leg(self, op: Op, leg: Leg) -> None:
         if self._io_trace is not None:
@@ -98,11 +98,11 @@ class Watchers:
             {
                 "what": what,
                 "path": path,
-                "rows": writer.lines.written,
-                "sha256": writer.lines.sha256,
+                "rows": writer.written,
+                "sha256": writer.sha256,
             }
             for what, path, writer in writers
-            if writer is not None and writer.lines.path.exists()
+            if writer is not None and writer.path.exists()
         ]
 
     def complete(self, outcome: RunOutcome, interrupted: str | None) -> RunOutcome:
@@ -125,15 +125,11 @@ class Watchers:
 
     def _close(self) -> tuple[str, ...]:
         """What could not be written."""
-        traces = (self._recording, self._io_trace, self._hdr_log)
-        closed = [trace.close() for trace in traces if trace is not None]
-        writers = (self._requests, self._transfers, self._dump)
-        closed += [writer.close() for writer in writers if writer is not None]
-        self.files = {
-            w.path.name: w.sha256 for w in writers[:2] if w is not None and w.path.exists()
-        }
-        every = (*writers, *(trace.lines for trace in traces if trace is not None))
-        self.written_bytes = sum(
-            w.path.stat().st_size for w in every if w is not None and w.path.exists()
-        )
+        records = (self._requests, self._transfers)
+        wanted = (self._recording, self._io_trace, self._hdr_log, *records, self._dump)
+        writers = [writer for writer in wanted if writer is not None]
+        closed = [writer.close() for writer in writers]
+        there = [writer for writer in writers if writer.path.exists()]
+        self.files = {w.path.name: w.sha256 for w in there if w in records}
+        self.written_bytes = sum(w.path.stat().st_size for w in there)
         return tuple(f"records are incomplete: {error}" for error in closed if error is not None)

@@ -15,7 +15,7 @@ import psutil
 
 from kv_cache.bench.path_checks import nearest_existing
 from kv_cache.bench.probes.diskstats import DiskStats, added_up, read_diskstats
-from kv_cache.bench.procfs import parse_pairs, text_of
+from kv_cache.bench.procfs import block_device, parse_pairs, text_of
 from kv_cache.core.units import KIB
 
 _LEVELS = frozenset({"device", "peak_rss_bytes", "rss_bytes"})
@@ -72,7 +72,7 @@ def _difference(name: str, later: Counters, earlier: Counters) -> Any:
 def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters:
     """Read the counters now. `devices`, named as by `device_of`, each once, are added up; none
     means that no device is counted. `disks`: those at the feet of the stack, likewise."""
-    io = _pairs("/proc/self/io")
+    io = {name: int(value) for name, value in _pairs("/proc/self/io").items()}
     process, host = os.times(), psutil.cpu_times()
     network = [n for name, n in psutil.net_io_counters(pernic=True).items() if name != "lo"]
     total_s = sum(host) - host.guest - host.guest_nice  # which are in user and nice already
@@ -80,11 +80,11 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
     status = _pairs("/proc/self/status")
     rss, peak = _kib(status.get("VmRSS")), _kib(status.get("VmHWM"))
     return Counters(
-        process_read_bytes=_int(io.get("read_bytes")),
-        process_write_bytes=_int(io.get("write_bytes")),
-        process_cancelled_write_bytes=_int(io.get("cancelled_write_bytes")),
-        rchar=_int(io.get("rchar")),
-        wchar=_int(io.get("wchar")),
+        process_read_bytes=io.get("read_bytes"),
+        process_write_bytes=io.get("write_bytes"),
+        process_cancelled_write_bytes=io.get("cancelled_write_bytes"),
+        rchar=io.get("rchar"),
+        wchar=io.get("wchar"),
         device="+".join(devices) or None,
         device_read_bytes=None if disk is None else disk.read_bytes,
         device_write_bytes=None if disk is None else disk.write_bytes,
@@ -113,9 +113,8 @@ def device_of(path: Path) -> str | None:
     btrfs. Raises PlaceError when the path cannot be looked at.
     """
     number = os.stat(nearest_existing(path)).st_dev
-    link = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
-    name = os.path.basename(os.path.realpath(link)) if os.path.exists(link) else ""
-    return name if read_diskstats([name]) else None
+    name = block_device(f"{os.major(number)}:{os.minor(number)}")
+    return name if name is not None and read_diskstats([name]) else None
 
 
 def _total(devices: Sequence[str]) -> DiskStats | None:
@@ -129,10 +128,6 @@ def _peak_rss_bytes() -> int:
     import resource  # here: only Linux has /proc, and modules are imported anywhere
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-
-
-def _int(value: str | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def _kib(value: str | None) -> int | None:

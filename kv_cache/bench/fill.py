@@ -100,10 +100,6 @@ class Filled:
     device_write_bytes: int | None
     rows: tuple[FillInterval, ...]
 
-    @property
-    def complete(self) -> bool:
-        return self.bytes >= self.wanted_bytes
-
     def to_json(self) -> dict[str, Any]:
         totals = {name: getattr(self, name) for name in self.__slots__ if name != "rows"}
         return {**totals, "rows": [row.to_json() for row in self.rows]}
@@ -166,12 +162,15 @@ def fill(
                 with suppress(OSError):  # another's file is in it by now
                     os.rmdir(directory / "00")
 
+    silent = False
     try:
         return writing.run(progress)
+    except NoAnswerError:
+        silent = True
+        raise
     finally:
-        if not writing.silent:
-            where = ", ".join(map(str, directories))
-            answered(f"removing the files of the fill in {where}", remove, answer_s)
+        if not silent:
+            answered(f"removing the files of the fill in {writing.where}", remove, answer_s)
 
 
 def _plan(size_bytes: int, capacities: Sequence[int]) -> tuple[int, list[int]]:
@@ -262,7 +261,7 @@ class _Fill:
         answer_s: float,
     ) -> None:
         self._answer_s = answer_s
-        self.silent = False
+        self.where = ", ".join(map(str, directories))
         chosen = [choose_engine("auto", directory) for directory in directories]
         self._directories = directories
         self._payload = Payload(seed.child("fill"), BLOCK_BYTES)
@@ -278,18 +277,15 @@ class _Fill:
         self._parts: list[_DriveFill] = []
         for directory, (engine, _), area in zip(directories, chosen, areas, strict=True):
             for length in _cut(area, each):
-                self._parts.append(self._part(directory, engine, length))
+                part = _DriveFill(
+                    number=len(self._parts),
+                    directory=directory,
+                    engine=engine,
+                    length=length,
+                    quota=whole_pages(wanted * length // self._area),
+                )
+                self._parts.append(part)
         self._parts[0].quota += wanted - sum(part.quota for part in self._parts)
-
-    def _part(self, directory: Path, engine: Engine, length: int) -> _DriveFill:
-        """Return a file of this length, and its share of the bytes to write."""
-        return _DriveFill(
-            number=len(self._parts),
-            directory=directory,
-            engine=engine,
-            length=length,
-            quota=whole_pages(self._wanted * length // self._area),
-        )
 
     # --- the whole of it ---------------------------------------------------------------------
 
@@ -341,7 +337,7 @@ class _Fill:
                 done = self._written()
                 rows.see(time.monotonic() - began_s, done)
                 progress(done)
-                self._require_answer(threads)
+                threads.require_answer(f"writes of the fill in {self.where}")
         finally:
             self._abort.set()
             deadline = time.monotonic() + _GRACE_S
@@ -353,15 +349,6 @@ class _Fill:
         if self._errors:
             raise self._errors[0]
         progress(self._written())
-
-    def _require_answer(self, threads: IoThreads) -> None:
-        try:
-            threads.require_answer(
-                f"writes of the fill in {', '.join(map(str, self._directories))}"
-            )
-        except NoAnswerError:
-            self.silent = True
-            raise
 
     def _over(self) -> bool:
         return self._stop.is_set() or self._abort.is_set()

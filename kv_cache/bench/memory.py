@@ -91,24 +91,17 @@ def _left_in_cgroups() -> list[int]:
     """List what each cgroup with a limit leaves, from this process's up to the topmost visible."""
     cgroups, mounts = text_of(Path("/proc/self/cgroup")), text_of(Path("/proc/self/mountinfo"))
     version, directories = cgroup_directories("memory", cgroups or "", mounts or "")
-    left = _left_v1 if version == 1 else _left_v2
-    return [nbytes for name in directories if (nbytes := left(Path(name))) is not None]
-
-
-def _left_v1(directory: Path) -> int | None:
-    return left_under_limit(
-        text_of(directory / "memory.limit_in_bytes"),
-        text_of(directory / "memory.usage_in_bytes"),
-        text_of(directory / "memory.stat"),
-    )
-
-
-def _left_v2(directory: Path) -> int | None:
-    usage, statistics = text_of(directory / "memory.current"), text_of(directory / "memory.stat")
+    usage = "memory.usage_in_bytes" if version == 1 else "memory.current"
     # Above `high` the kernel slows the process down: for a benchmark as good as a limit.
-    limits = [text_of(directory / name) for name in ("memory.max", "memory.high")]
-    left = [left_under_limit(limit, usage, statistics) for limit in limits]
-    return min((nbytes for nbytes in left if nbytes is not None), default=None)
+    limits = ("memory.limit_in_bytes",) if version == 1 else ("memory.max", "memory.high")
+    left = (
+        left_under_limit(
+            *(text_of(Path(directory) / name) for name in (limit, usage, "memory.stat"))
+        )
+        for directory in directories
+        for limit in limits
+    )
+    return [nbytes for nbytes in left if nbytes is not None]
 
 
 def left_under_limit(limit: str | None, usage: str | None, statistics: str | None) -> int | None:

@@ -7,7 +7,7 @@ counter that ran backwards).
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,63 +98,43 @@ class MachineMonitor:
         return None if value is None else int(value.split()[0]) * KIB
 
 
+_GPU_MEMORY: Mapping[str, Callable[[Any, int], tuple[int, int]]] = {
+    "torch": lambda torch, number: torch.cuda.mem_get_info(number),
+    "cupy": lambda cupy, number: cupy.cuda.Device(number).mem_info,
+}
+"""By library: bytes of a CUDA device that are free, and all of them."""
+
+
 def gpu_used_bytes(numbers: Sequence[int]) -> Callable[[], int | None] | None:
     """Return a function that returns the memory in use on these CUDA devices together, through the
-    library that the GPU tier has imported already; None if it has imported none."""
-    libraries = {"torch": _torch_used, "cupy": _cupy_used}
-    imported = next((name for name in libraries if name in sys.modules), None)
+    library that the GPU tier has imported already; None if it has imported none. The function
+    returns None if the driver refuses, as a run does not end for that."""
+    imported = next((name for name in _GPU_MEMORY if name in sys.modules), None)
     if imported is None or not numbers:
         return None
-    module, used = sys.modules[imported], libraries[imported]
-    return lambda: _sum(used(module, number) for number in numbers)
+    library, memory = sys.modules[imported], _GPU_MEMORY[imported]
 
+    def used() -> int | None:
+        try:
+            return sum(int(total - free) for free, total in (memory(library, n) for n in numbers))
+        except RuntimeError:
+            return None
 
-def _torch_used(torch: Any, number: int) -> int:
-    free, total = torch.cuda.mem_get_info(number)
-    return int(total - free)
-
-
-def _cupy_used(cupy: Any, number: int) -> int:
-    free, total = cupy.cuda.Device(number).mem_info
-    return int(total - free)
-
-
-def _sum(values: Iterable[int]) -> int | None:
-    """Add the values up; None if the driver refuses, as a run does not end for that."""
-    try:
-        return sum(values)
-    except RuntimeError:
-        return None
+    return used
 
 
 # --- differences -----------------------------------------------------------------------------
-
-_OF_DEVICES = (
-    "utilisation",
-    "in_flight",
-    "queue_depth",
-    "read_iops",
-    "write_iops",
-    "read_ms",
-    "write_ms",
-    "read_bytes_per_s",
-    "write_bytes_per_s",
-    "merged",
-)
 
 
 def _devices(
     before: Mapping[str, DiskStats] | None, now: Mapping[str, DiskStats] | None, passed_ns: int
 ) -> dict[str, Any]:
     moved = [now[name] - before[name] for name in now] if now and before else []
-    if not moved or any(_backwards(stats) for stats in moved):
-        return {f"device_{name}": None for name in _OF_DEVICES}
     seconds = passed_ns / NS_PER_S
     total = added_up(moved)
-    return {
-        "device_utilisation": min(
-            1.0, max(stats.busy_ms for stats in moved) * NS_PER_MS / passed_ns
-        ),
+    busiest_ms = max((stats.busy_ms for stats in moved), default=0)
+    sample = {
+        "device_utilisation": min(1.0, busiest_ms * NS_PER_MS / passed_ns),
         "device_in_flight": total.in_flight,
         "device_queue_depth": total.waiting_ms * NS_PER_MS / passed_ns,
         "device_read_iops": total.reads / seconds,
@@ -165,6 +145,8 @@ def _devices(
         "device_write_bytes_per_s": total.write_bytes / seconds,
         "device_merged": total.reads_merged + total.writes_merged,
     }
+    known = moved and not any(_backwards(stats) for stats in moved)
+    return sample if known else dict.fromkeys(sample)
 
 
 def _backwards(moved: DiskStats) -> bool:

@@ -25,9 +25,9 @@ part of it that lies inside.
 import math
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -38,9 +38,9 @@ from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.stillness import ANSWER_S, IoThreads, answered
 from kv_cache.bench.transfer import Mover, Verify
-from kv_cache.config.profile import QUANTILES, Burst, Cell, Service
+from kv_cache.config.profile import QUANTILES, Burst, Cell, RefusedCell, Service
 from kv_cache.core.block import content_key
-from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
+from kv_cache.core.effect import CopyRef, Delete, Leg, Read, Write
 from kv_cache.core.errors import NoAnswerError, PlaceError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.seed import Seed
@@ -117,16 +117,6 @@ def objects_needed(concurrency: int) -> int:
     return (LEAST_PER_THREAD + 1) * concurrency
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedCell:
-    """A step that was not measured, and why."""
-
-    object_bytes: int
-    concurrency: int
-    step: str
-    reason: str
-
-
 @dataclass(slots=True, eq=False)
 class Probed:
     """The result of a probe. `counted` is what the kernel counted of the bytes moved."""
@@ -145,17 +135,13 @@ class _Objects:
     places."""
 
     def __init__(self, nbytes: int, places: int, random: Random, first_id: int) -> None:
-        self._nbytes = nbytes
+        self.nbytes = nbytes
+        self.next_id = first_id
         self._places = places
         self._random = random
         self._lock = threading.Lock()
-        self._next_id = first_id
         self.fresh: list[CopyRef] = []
         self.used: list[CopyRef] = []
-
-    @property
-    def next_id(self) -> int:
-        return self._next_id
 
     def new(self) -> tuple[CopyRef | None, CopyRef] | None:
         """Pick the object to delete, if any, and its replacement; None if all are in use."""
@@ -167,9 +153,9 @@ class _Objects:
                 gone = self._take(self.used or self.fresh)
             else:
                 return None
-            self._next_id += 1
-            key = content_key("probe", self._next_id)
-            return gone, CopyRef(self._next_id, key, Tier.NVME, self._nbytes, 0)
+            self.next_id += 1
+            key = content_key("probe", self.next_id)
+            return gone, CopyRef(self.next_id, key, Tier.NVME, self.nbytes, 0)
 
     def free(self) -> bool:
         return self._places > 0
@@ -182,18 +168,15 @@ class _Objects:
         with self._lock:
             return self._take(self.used) if self.used else None
 
-    def written(self, ref: CopyRef) -> None:
+    def ended(self, op: Read | Write, *, ok: bool) -> None:
+        """Take the copy of an operation back; one that could not be written frees its place."""
         with self._lock:
-            self.fresh.append(ref)
-
-    def read(self, ref: CopyRef) -> None:
-        with self._lock:
-            self.used.append(ref)
-
-    def lost(self) -> None:
-        """Free the place of a copy that could not be written."""
-        with self._lock:
-            self._places += 1
+            if isinstance(op, Read):
+                self.used.append(op.copy)
+            elif ok:
+                self.fresh.append(op.copy)
+            else:
+                self._places += 1
 
     def _take(self, refs: list[CopyRef]) -> CopyRef:
         at = self._random.randrange(len(refs))
@@ -215,6 +198,7 @@ class StorageProbe:
         self._random = Seed(plan.seed).child("probe").rng()
         self._done_steps = 0
         self._ids = 0
+        self._moved = {OpKind.READ: 0, OpKind.WRITE: 0}
         self._switch_interval_s = sys.getswitchinterval()
         self.probed = Probed()
         _, refused = choose_engine("auto", root)
@@ -259,15 +243,14 @@ class StorageProbe:
         """Measure everything of the plan, or until `stop`."""
         devices = [name for name in (device_of(self._root),) if name is not None]
         before = read_counters(devices)
-        moved = {OpKind.READ: 0, OpKind.WRITE: 0}
         for at, nbytes in enumerate(sorted(self._plan.sizes, reverse=True)):
-            self._one_size(nbytes, moved, whole=at == 0)
+            self._one_size(nbytes, whole=at == 0)
         self.probed.cells.sort(key=lambda c: (c.object_bytes, c.concurrency, c.read_share))
         self.probed.store = dict(self._store.describe())
         counted = read_counters(devices) - before
         self.probed.counted = {
-            "claimed_read_bytes": moved[OpKind.READ],
-            "claimed_write_bytes": moved[OpKind.WRITE],
+            "claimed_read_bytes": self._moved[OpKind.READ],
+            "claimed_write_bytes": self._moved[OpKind.WRITE],
             "process_read_bytes": counted.process_read_bytes,
             "process_write_bytes": counted.process_write_bytes,
             "device_read_bytes": counted.device_read_bytes,
@@ -275,11 +258,11 @@ class StorageProbe:
         }
         return self.probed
 
-    def _one_size(self, nbytes: int, moved: dict[OpKind, int], *, whole: bool) -> None:
+    def _one_size(self, nbytes: int, *, whole: bool) -> None:
         """Measure one size. `whole`: write all of the arena, and not only what is soon read."""
         places = self._plan.capacity_bytes // nbytes
         objects = _Objects(nbytes, places, self._random, self._ids)
-        self._fill(objects, nbytes, moved, whole=whole)
+        self._fill(objects, whole=whole)
         for concurrency in self._plan.concurrencies:
             for step, share in self._plan.steps:
                 if self._stop.is_set():
@@ -289,18 +272,16 @@ class StorageProbe:
                     needed = human_bytes(objects_needed(concurrency) * nbytes)
                     self._refuse(nbytes, concurrency, step, f"needs {needed} of data (--size-gib)")
                 else:
-                    self._measure(objects, nbytes, concurrency, (step, share), moved)
+                    self._measure(objects, concurrency, step, share)
                 self._done_steps += 1
-        self._bursts(objects, nbytes, moved)
+        self._bursts(objects)
         for ref in (*objects.fresh, *objects.used):
             self._mover.perform(Delete(ref, Cause.EVICTION))
         self._ids = objects.next_id
 
-    def _fill(
-        self, objects: _Objects, nbytes: int, moved: dict[OpKind, int], *, whole: bool
-    ) -> None:
+    def _fill(self, objects: _Objects, *, whole: bool) -> None:
         """Write objects for the first step, at least as many as any step needs."""
-        self._say(f"{human_bytes(nbytes)}: writing data")
+        self._say(f"{human_bytes(objects.nbytes)}: writing data")
         until_ns = self._clock.now_ns() + s_to_ns(2 * self._plan.step_s)
         needed = objects_needed(max(self._plan.concurrencies))
 
@@ -310,27 +291,19 @@ class StorageProbe:
             late = self._clock.now_ns() > until_ns and len(objects.fresh) >= needed
             return late and not whole
 
-        def job(_: int, __: int) -> Op | None:
+        def job(_: int, __: int) -> Write | None:
             pair = None if enough() else objects.new()
             return None if pair is None else Write(pair[1], Cause.POPULATE)
 
-        _, errors = self._together(_FILL_THREADS, job, objects, moved)
+        _, errors = self._together(_FILL_THREADS, job, objects)
         self.probed.failures += len(errors)
         self._done_steps += 2
 
-    def _measure(
-        self,
-        objects: _Objects,
-        nbytes: int,
-        concurrency: int,
-        named: tuple[str, float],
-        moved: dict[OpKind, int],
-    ) -> None:
-        step, share = named
+    def _measure(self, objects: _Objects, concurrency: int, step: str, share: float) -> None:
         until_ns = self._clock.now_ns() + s_to_ns(self._plan.step_s)
         begun = [0] * concurrency
 
-        def job(thread: int, number: int) -> Op | None:
+        def job(thread: int, number: int) -> Read | Write | None:
             # None leaves before all have done their least: a slow one would be alone then.
             if self._clock.now_ns() > until_ns and min(begun) >= LEAST_PER_THREAD:
                 return None
@@ -341,49 +314,58 @@ class StorageProbe:
             if reads:
                 ref = objects.again() if step == "repeated" else objects.unread()
                 return None if ref is None else Read(ref, Cause.REUSE)
-            pair = objects.new()
-            if pair is None:
-                return None
-            gone, ref = pair
-            if gone is not None:
-                ended = self._mover.perform(Delete(gone, Cause.EVICTION))
-                if ended.ok:
-                    deletes[thread].append(ended.legs[0].device_ns)
-            return Write(ref, Cause.PREFILL)
+            return self._replacement(objects, deletes[thread])
 
         deletes: list[list[int]] = [[] for _ in range(concurrency)]
-        done, errors = self._together(concurrency, job, objects, moved)
+        done, errors = self._together(concurrency, job, objects)
         if errors:
             self.probed.failures += len(errors)
             reasons = ", ".join(sorted(set(errors)))
-            self._refuse(nbytes, concurrency, step, f"{len(errors)} operations failed: {reasons}")
+            self._refuse(
+                objects.nbytes, concurrency, step, f"{len(errors)} operations failed: {reasons}"
+            )
             return
         if self._stop.is_set():
             return
         cell = summarise(
             done,
-            nbytes,
+            objects.nbytes,
             read_share=share,
             repeated=step == "repeated",
             deletes=list(chain.from_iterable(deletes)),
         )
         if cell is None:
-            self._refuse(nbytes, concurrency, step, "threads had too few objects to work at once")
+            self._refuse(
+                objects.nbytes, concurrency, step, "threads had too few objects to work at once"
+            )
         else:
             self.probed.cells.append(cell)
 
-    def _bursts(self, objects: _Objects, nbytes: int, moved: dict[OpKind, int]) -> None:
+    def _replacement(self, objects: _Objects, deletes: list[int]) -> Write | None:
+        """Delete an object if there is no place left, and return what writes another; None if all
+        are in use. `deletes` gets how long the deletion took in the device."""
+        pair = objects.new()
+        if pair is None:
+            return None
+        gone, ref = pair
+        if gone is not None:
+            ended = self._mover.perform(Delete(gone, Cause.EVICTION))
+            if ended.ok:
+                deletes.append(ended.legs[0].device_ns)
+        return Write(ref, Cause.PREFILL)
+
+    def _bursts(self, objects: _Objects) -> None:
         """Begin several operations at the same instant, a few times; do nothing if there are too
         few objects."""
         within = [c for c in self._plan.concurrencies if 1 < c <= BURST_CONCURRENCY]
         if not within or self._stop.is_set():
             return
-        count = max(within)
+        count, nbytes = max(within), objects.nbytes
         if self._plan.capacity_bytes // nbytes < objects_needed(count):
             return
         self._say(f"{human_bytes(nbytes)} x {count} bursts")
         for kind in (OpKind.READ, OpKind.WRITE):
-            rounds = [self._burst(objects, kind, count, moved) for _ in range(BURST_ROUNDS)][1:]
+            rounds = [self._burst(objects, kind, count) for _ in range(BURST_ROUNDS)][1:]
             whole = [times for times in rounds if len(times) == count]
             if whole:
                 mean_ns = sum(map(sum, whole)) / (len(whole) * count)
@@ -398,39 +380,33 @@ class StorageProbe:
                     )
                 )
 
-    def _burst(
-        self, objects: _Objects, kind: OpKind, count: int, moved: dict[OpKind, int]
-    ) -> list[int]:
+    def _burst(self, objects: _Objects, kind: OpKind, count: int) -> list[int]:
         """Do one round; return how long each operation took in the device."""
-        ops: list[Op] = []
+        ops: list[Read | Write] = []
         for _ in range(count):
             if kind is OpKind.READ:
                 ref = objects.unread() or objects.again()
                 ops += [] if ref is None else [Read(ref, Cause.REUSE)]
-            elif (pair := objects.new()) is not None:
-                gone, fresh = pair
-                if gone is not None:
-                    self._mover.perform(Delete(gone, Cause.EVICTION))
-                ops.append(Write(fresh, Cause.PREFILL))
+            elif (write := self._replacement(objects, [])) is not None:
+                ops.append(write)
         gate = threading.Barrier(len(ops))
 
-        def job(thread: int, number: int) -> Op | None:
+        def job(thread: int, number: int) -> Read | Write | None:
             if number:
                 return None
             with suppress(threading.BrokenBarrierError):
                 gate.wait(_BURST_PATIENCE_S)
             return ops[thread]
 
-        done, errors = self._together(len(ops), job, objects, moved) if ops else ([], [])
+        done, errors = self._together(len(ops), job, objects) if ops else ([], [])
         self.probed.failures += len(errors)
         return [leg.device_ns for legs in done for leg in legs]
 
     def _together(
         self,
         threads: int,
-        job: Callable[[int, int], Op | None],
+        job: Callable[[int, int], Read | Write | None],
         objects: _Objects,
-        moved: dict[OpKind, int],
     ) -> tuple[list[list[Leg]], list[str]]:
         """Let N threads perform what `job` returns until it returns None. Returns what each has
         done, in order, and the reasons of what failed."""
@@ -445,10 +421,7 @@ class StorageProbe:
                     return
                 number += 1
                 ended = self._mover.perform(op)
-                if isinstance(op, Write):
-                    objects.written(op.copy) if ended.ok else objects.lost()
-                elif isinstance(op, Read):
-                    objects.read(op.copy)
+                objects.ended(op, ok=ended.ok)
                 if ended.ok:
                     done[thread].append(ended.legs[0])
                 elif ended.error is not None:
@@ -459,7 +432,7 @@ class StorageProbe:
             worker.start()
         self._join(workers)
         for leg in chain.from_iterable(done):
-            moved[leg.kind] += leg.nbytes
+            self._moved[leg.kind] += leg.nbytes
             self.probed.verified_objects += leg.kind is OpKind.READ
         return done, errors
 
@@ -544,8 +517,3 @@ def _service(device_ns: Sequence[int]) -> Service | None:
 def _us(ns: float | None) -> float:
     """Return microseconds, in whole nanoseconds of which there is one at least."""
     return max(1, round(ns or 0)) / NS_PER_US
-
-
-def refusals(probed: Probed) -> list[Mapping[str, Any]]:
-    """List the refused cells for the profile."""
-    return [asdict(cell) for cell in probed.refused]

@@ -3,6 +3,7 @@
 Reading fails to None and parsing is pure; what a value means is decided by the caller.
 """
 
+import os
 from pathlib import Path
 
 from kv_cache.core.mounts import Mount, parse_mounts
@@ -24,6 +25,12 @@ def parse_pairs(text: str) -> dict[str, str]:
     """Parse lines of `name: value`."""
     pairs = (line.partition(":") for line in text.splitlines())
     return {name: value.strip() for name, _, value in pairs}
+
+
+def block_device(number: str, root: Path = Path("/")) -> str | None:
+    """Return the name of the block device with a number (`254:0`); None if there is none."""
+    link = root / "sys/dev/block" / number
+    return os.path.basename(os.path.realpath(link)) if link.exists() else None
 
 
 def cgroup_directories(controller: str, cgroups: str, mounts: str) -> tuple[int, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from kv_cache.bench.procfs import parse_pairs, text_of
 from kv_cache.core.errors import NoAnswerError
 
 T = TypeVar("T")
@@ -35,21 +36,13 @@ class ThreadStillness:
 
     def look(self) -> float:
         """Return seconds for which the kernel has not once switched to the thread."""
-        fields = self._fields()
+        fields = parse_pairs(text_of(self._status) or "")  # empty once it has ended
         self.state = fields.get("State", "")[:1]
         seen = tuple(fields.get(f"{kind}_ctxt_switches", "") for kind in _KINDS)
         now_s = time.monotonic()
         if seen != self._seen or self.state in ("", "R"):
             self._seen, self._since_s = seen, now_s
         return now_s - self._since_s
-
-    def _fields(self) -> dict[str, str]:
-        try:
-            lines = self._status.read_text(errors="replace").splitlines()
-        except OSError:  # it has ended
-            return {}
-        pairs = (line.partition(":") for line in lines)
-        return {name: value.strip() for name, _, value in pairs}
 
 
 _KINDS = ("voluntary", "nonvoluntary")

@@ -44,11 +44,8 @@ class StoreCalls:
         may note the same silence; `find_gaps` knows."""
         before_ns, self._ended_ns = self._ended_ns, now_ns
         if now_ns - before_ns >= LEAST_NS:
-            self._note(before_ns, began_ns, now_ns)
-
-    def _note(self, before_ns: int, began_ns: int, now_ns: int) -> None:
-        oldest_ns = min([began_ns, *self._begun()])
-        self._silences.append(Silence(max(before_ns, oldest_ns), now_ns))
+            oldest_ns = min([began_ns, *self._begun()])
+            self._silences.append(Silence(max(before_ns, oldest_ns), now_ns))
 
     def silences(self, now_ns: int) -> list[Silence]:
         """Return all silences of at least `LEAST_NS`, also the current one."""

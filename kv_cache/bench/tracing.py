@@ -29,6 +29,9 @@ _PATIENCE_S = {signal.SIGINT: 20.0, signal.SIGTERM: 2.0, signal.SIGKILL: None}
 _POLL_S = 0.02
 _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 _TOOLS = {"bpftrace": "bpftrace", "setpriv": "util-linux", "unshare": "util-linux"}
+_MORTAL = ("setpriv", "--pdeathsig", "KILL")
+"""The start of a command that the kernel kills when we end, however we do: its output is not read
+any more then."""
 _WITH_ITS_NUMBER = ("sh", "-c", 'exec bpftrace "$@" "$$"', "sh")
 """The start of a command that gives bpftrace its own process number, as its last argument."""
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO
@@ -39,13 +42,9 @@ class Tracer:
     """`start` before the measured window and `stop` behind it, both from a thread that lives as
     long as the run; leaving the `with` ends bpftrace in any case."""
 
-    def __init__(
-        self, devices: Sequence[str], pid: int | None = None, *, attach_s: float = ATTACH_S
-    ) -> None:
-        """`devices` as `counters.device_of` names them; `pid` whose system calls are traced, by
-        default our own."""
+    def __init__(self, devices: Sequence[str], *, attach_s: float = ATTACH_S) -> None:
+        """`devices` as `counters.device_of` names them."""
         self._wanted = tuple(dict.fromkeys(devices))
-        self._pid = os.getpid() if pid is None else pid
         self._attach_s = attach_s
         self._reason: str | None = "it was not started"
         self._child: subprocess.Popen[bytes] | None = None
@@ -107,28 +106,21 @@ class Tracer:
         if unknown:
             return f"{unknown[0]} is not a block device that the kernel numbers (/sys/class/block)"
         self._version = _version()
-        self._notes = _notes(self._wanted, self._devices, self._traceable_pid())
+        pid = _traceable_pid()
+        self._notes = _notes(self._wanted, self._devices, pid)
         self._program = program(
             tracepoints,
             [number for number in numbers.values() if number is not None],
             [f"/sys/block/{device}/inflight" for device in self._devices],
-            self._traceable_pid(),
+            pid,
         )
         self._launch([*_WITH_ITS_NUMBER, "-B", "line", "-e", self._program.text])
         return self._wait_until_attached()
 
-    def _traceable_pid(self) -> int | None:
-        """None in a container with process numbers of its own, which the kernel's tracing does not
-        know."""
-        with suppress(OSError):
-            if os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE:
-                return self._pid
-        return None
-
     def _launch(self, command: Sequence[str]) -> None:
         self._out, self._err = os.memfd_create("trace"), os.memfd_create("trace-errors")
         self._child = subprocess.Popen(
-            [*_mortal(), *_seeing_tracepoints(), *command],
+            [*_MORTAL, *_seeing_tracepoints(), *command],
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=self._err,
@@ -192,6 +184,15 @@ def request_devices(device: str, sysfs: Path = Path("/sys")) -> list[str]:
     return [directory.parent.name] if (directory / "partition").exists() else [device]
 
 
+def _traceable_pid() -> int | None:
+    """Return the process whose system calls are traced: ours, or None in a container with process
+    numbers of its own, which the kernel's tracing does not know."""
+    with suppress(OSError):
+        if os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE:
+            return os.getpid()
+    return None
+
+
 def _notes(wanted: Sequence[str], traced: Sequence[str], pid: int | None) -> list[str]:
     notes = []
     if set(wanted) != set(traced):
@@ -207,11 +208,6 @@ def _number(device: str) -> int | None:
 
 
 # --- the child's surroundings --------------------------------------------------------------------
-
-
-def _mortal() -> list[str]:
-    """Have the kernel kill it when we end, however we do: its output is not read any more then."""
-    return ["setpriv", "--pdeathsig", "KILL"]
 
 
 def _seeing_tracepoints() -> list[str]:

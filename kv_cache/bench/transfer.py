@@ -54,7 +54,7 @@ class _LegTimer:
         self.cause = cause
         self.on_storage = tier is Tier.NVME
         self._tier = tier
-        self._kind = kind
+        self.kind = kind
         self.engine = "none"
         self.started_ns = clock.now_ns()
         self._last_ns = self.started_ns
@@ -113,7 +113,7 @@ class _LegTimer:
 
     def _leg(self, nbytes: int) -> Leg:
         return Leg(
-            self._tier, self._kind, self.engine, nbytes,
+            self._tier, self.kind, self.engine, nbytes,
             self.started_ns, self._last_ns, self.device_ns, tuple(self._chunks), self.aside_ns,
             self.steps,
         )  # fmt: skip
@@ -171,7 +171,7 @@ class Mover:
         return len(ops) > 1 and any(
             ref.tier is Tier.NVME and (self._rehearse or self._has_data[ref.tier])
             for op in ops
-            for ref in _refs(op)
+            for ref in (op.source, op.target)
         )
 
     def perform(self, op: Op) -> OpDone:
@@ -197,8 +197,8 @@ class Mover:
             finally:
                 self._close(timer, tap)
         except StoreError as error:
-            return self._done(op, (timer.leg(ref.nbytes),), timer, error, OpKind.READ)
-        return self._done(op, (timer.leg(ref.nbytes),), timer)
+            return self._done(op, ref, timer, error)
+        return self._done(op, ref, timer)
 
     def _write(self, op: Op, ref: CopyRef) -> OpDone:
         timer = _LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.WRITE)
@@ -214,8 +214,8 @@ class Mover:
             finally:
                 timer.steps = tuple(sink.steps)
         except StoreError as error:
-            return self._done(op, (timer.leg(ref.nbytes),), timer, error, OpKind.WRITE)
-        return self._done(op, (timer.leg(ref.nbytes),), timer)
+            return self._done(op, ref, timer, error)
+        return self._done(op, ref, timer)
 
     def _move(self, op: Op, source: CopyRef, target: CopyRef) -> OpDone:
         reading = _LegTimer(self._clock, self._pulse, op.cause, source.tier, OpKind.READ)
@@ -253,8 +253,8 @@ class Mover:
             self._stores[ref.tier].delete(ref)
             timer.end()
         except StoreError as error:
-            return self._done(op, (timer.leg(ref.nbytes),), timer, error, OpKind.DELETE)
-        return self._done(op, (timer.leg(ref.nbytes),), timer)
+            return self._done(op, ref, timer, error)
+        return self._done(op, ref, timer)
 
     # --- their parts -----------------------------------------------------------------------
 
@@ -377,16 +377,8 @@ class Mover:
             raise StoreError(ABORTED)
 
     def _done(
-        self,
-        op: Op,
-        legs: tuple[Leg, ...],
-        timer: _LegTimer,
-        error: StoreError | None = None,
-        side: OpKind | None = None,
+        self, op: Op, ref: CopyRef, timer: _LegTimer, error: StoreError | None = None
     ) -> OpDone:
-        reason = None if error is None else error.reason
+        legs = (timer.leg(ref.nbytes),)
+        reason, side = (None, None) if error is None else (error.reason, timer.kind)
         return OpDone(op, timer.started_ns, self._clock.now_ns(), legs, reason, side)
-
-
-def _refs(op: Op) -> tuple[CopyRef, ...]:
-    return (op.source, op.target) if isinstance(op, Move) else (op.copy,)

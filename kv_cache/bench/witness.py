@@ -203,10 +203,10 @@ class Witness:
         }
 
     def _foreign(self, window: Counters) -> dict[str, Any]:
-        if not self._siblings:
-            return foreign.section(_foreign(window, (0, 0)), self._neighbours)
         moved = foreign.moved(self._kin, self._kin_then)
         section = foreign.section(_foreign(window, moved or (0, 0)), self._neighbours)
+        if not self._siblings:
+            return section
         return {**section, "siblings": foreign.siblings_row(self._siblings, moved)}
 
 

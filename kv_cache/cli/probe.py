@@ -4,15 +4,12 @@ from collections.abc import Sequence
 
 from kv_cache.app.probe import DriveProbe, ProbeJob, ProbeOptions, checked, probe
 from kv_cache.bench.interrupts import interrupts
-from kv_cache.bench.probe import refusals
 from kv_cache.cli.command import Command
 from kv_cache.cli.printing import print_kept, print_planned
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.profile import profile_values
 from kv_cache.core.exits import Exit
 from kv_cache.core.units import human_bytes
-from kv_cache.result.probe import RefusedStep
-from kv_cache.result.run import converted
 from kv_cache.view.probe import probe_view, refusal_texts
 from kv_cache.view.terminal import terminal
 
@@ -79,6 +76,5 @@ def probe_text(result: DriveProbe) -> str:
     left = [f"  ! not removed: {path}" for path in result.left]
     if result.profile is not None:
         return "\n".join([terminal(probe_view(profile_values(result.profile))), *left])
-    refused = converted(refusals(result.probed), list[RefusedStep], "refused")
-    reasons = [f"  ! {text}" for text in refusal_texts(refused)]
+    reasons = [f"  ! {text}" for text in refusal_texts(result.probed.refused)]
     return "\n".join(["nothing could be measured:", *reasons, *left])

@@ -18,6 +18,7 @@ import yaml
 
 from kv_cache.config.schema import Rule, from_mapping, one_line, opt, show, to_mapping
 from kv_cache.config.yaml_files import of_schema, read_yaml, shipped
+from kv_cache.core.bounded import Count
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import NS_PER_US
@@ -105,6 +106,16 @@ class Cell:
     def of(self, kind: OpKind) -> Service | None:
         services = {OpKind.READ: self.reads, OpKind.WRITE: self.writes, OpKind.DELETE: self.deletes}
         return services[kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedCell:
+    """A step that was not measured, and why."""
+
+    object_bytes: Count
+    concurrency: Count
+    step: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

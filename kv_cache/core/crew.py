@@ -40,9 +40,6 @@ class Member:
     ended_ns: ClockReading | None = None  # when its result came
     lost: str | None = None  # why there is no whole result of it: `died`, `lagged`, ... in words
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crew:
@@ -76,5 +73,5 @@ class Crew:
             "ended_early": self.ended_early,
             "start_skew_ns": self.skew_ns,
             "start_skew_error_ns": self.skew_error_ns,
-            "members": [member.to_json() for member in self.members],
+            "members": [asdict(member) for member in self.members],
         }

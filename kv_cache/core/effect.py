@@ -30,15 +30,31 @@ class CopyRef(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class _OfOneCopy:
+    """The one copy is what the operation reads from, and what it is about."""
+
     copy: CopyRef
     cause: Cause
 
+    @property
+    def source(self) -> CopyRef:
+        return self.copy
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    copy: CopyRef
-    cause: Cause
+    @property
+    def target(self) -> CopyRef:
+        return self.copy
+
+
+class Read(_OfOneCopy):
+    __slots__ = ()
+
+
+class Write(_OfOneCopy):
+    __slots__ = ()
+
+
+class Delete(_OfOneCopy):
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +63,6 @@ class Move:
 
     source: CopyRef
     target: CopyRef
-    cause: Cause
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    copy: CopyRef
     cause: Cause
 
 
@@ -154,6 +164,11 @@ class OpDone(NamedTuple):
     @property
     def ok(self) -> bool:
         return self.error is None
+
+    @property
+    def failed_tier(self) -> Tier:
+        """The tier of the side that failed."""
+        return (self.op.source if self.failed is OpKind.READ else self.op.target).tier
 
 
 class Done(NamedTuple):

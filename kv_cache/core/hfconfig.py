@@ -88,7 +88,7 @@ def model_from_hf(
         hidden_dim=hf.number("hidden_size", "n_embd", most=MOST_HIDDEN),
         num_heads=heads,
         kv_heads=kv_heads,
-        kv_dim_per_head=_head_dim(hf),
+        kv_dim_per_head=hf.number("head_dim", default=0, most=MOST_HIDDEN),
         dtype=str(next((value for value in stated if value), "bfloat16")),
         attention_type="mla" if mla else ("mha" if kv_heads == heads else "gqa"),
         kv_lora_rank=hf.number("kv_lora_rank", most=MOST_HIDDEN) if mla else 0,
@@ -150,13 +150,6 @@ def _all_alike(hf: "_Hf", key: str) -> bool:
     """Return whether a list says of all layers that their attention is full (MiniMax-M2)."""
     kinds = hf.text[key]
     return key == "attn_type_list" and isinstance(kinds, list) and set(map(str, kinds)) == {"1"}
-
-
-def _head_dim(hf: "_Hf") -> int:
-    """0 where the file leaves it to hidden size and heads."""
-    if hf.text.get("head_dim") is None:
-        return 0
-    return hf.number("head_dim", most=MOST_HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Which of several processes of one job this one is. MLPerf calls it a client: one MPI rank."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +22,6 @@ class MpiRank:
         """The name of what belongs to this rank below a directory that all were given; it is the
         MLPerf launcher's."""
         return f"rank_{self.rank}"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {'an unknown number' if self.ranks is None else self.ranks}"

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -22,6 +22,8 @@ import psutil
 import kv_cache
 from kv_cache.bench.linux import usable_cpus
 from kv_cache.bench.path_checks import nearest_existing
+from kv_cache.bench.probes.stack import stack_of
+from kv_cache.bench.probes.throttles import Reads, as_limit, cpu_limit, io_limits
 from kv_cache.bench.procfs import cgroup_directories
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.mounts import mount_of, parse_mounts
@@ -80,18 +82,18 @@ class Reader:
         return int(text)
 
 
-def capture(
-    *places: Path | ObjectPlace, stack: Callable[[Path], Mapping[str, Any]] | None = None
-) -> dict[str, Any]:
-    """Describe the machine, the program and the storage behind the places; `filesystem` and
-    `device` are the first place's, `drives` has all. `stack` looks at what lies below a
-    directory."""
+def captured(*places: Path | ObjectPlace) -> dict[str, Any]:
+    """Describe the machine, the program and the storage behind the places, with the stack below
+    each; `filesystem` and `device` are the first place's, `drives` has all."""
     reader = Reader()
-    drives = [_drive(reader, place, stack) for place in places]
+    drives = [_drive(reader, place) for place in places]
     facts: dict[str, Any] = {
         "hostname": platform.node(),
         "program": _program(reader),
-        "python": _python(),
+        "python": {
+            "version": platform.python_version(),
+            "implementation": platform.python_implementation(),
+        },
         "packages": _packages(reader),
         "os": _os(reader),
         "cpu": _cpu(reader),
@@ -106,19 +108,13 @@ def capture(
     return facts | {"unreadable": reader.unreadable}
 
 
-def _drive(
-    reader: Reader,
-    place: Path | ObjectPlace,
-    stack: Callable[[Path], Mapping[str, Any]] | None,
-) -> dict[str, Any]:
+def _drive(reader: Reader, place: Path | ObjectPlace) -> dict[str, Any]:
     if isinstance(place, ObjectPlace):
         return _bucket(reader, place)
-    below: dict[str, Any] = {}
-    if stack is not None:
-        below = {"stack": dict(stack(place))}
-        below["disks"] = [_foot(reader, foot["name"]) for foot in below["stack"]["feet"]]
+    stack = stack_of([place])
     return {
-        **below,
+        "stack": stack.to_json(),
+        "disks": [foot_disk(reader, foot.name) for foot in stack.feet],
         "cache_dir": str(place),
         "filesystem": filesystem(reader, place),
         "device": _device_behind(reader, place),
@@ -208,13 +204,6 @@ def _git_ref(git_dir: Path, name: str) -> str:
         if ref == name:
             return commit
     raise ValueError(f"no commit for {name}")
-
-
-def _python() -> dict[str, Any]:
-    return {
-        "version": platform.python_version(),
-        "implementation": platform.python_implementation(),
-    }
 
 
 def _packages(reader: Reader) -> dict[str, str | None]:
@@ -369,7 +358,7 @@ def block_device(reader: Reader, major: int, minor: int) -> dict[str, Any]:
     )
 
 
-def _foot(reader: Reader, name: str) -> dict[str, Any]:
+def foot_disk(reader: Reader, name: str) -> dict[str, Any]:
     """Describe a disk at the foot of a stack; null if it is not this machine's."""
     facts: dict[str, Any] = {"name": name, "model": None, "firmware": None, "size_bytes": None}
     disk = f"/sys/class/block/{name}"
@@ -432,15 +421,22 @@ def cgroup_limits(reader: Reader) -> dict[str, Any]:
     cgroups = reader.text("cgroup", "/proc/self/cgroup") or ""
     mounts = reader.text("cgroup", "/proc/self/mountinfo") or ""
 
-    def of_all(controller: str, limit_of: Callable[[Reader, int, str], T]) -> list[T]:
-        version, directories = cgroup_directories(controller, cgroups, mounts)
-        return [limit_of(reader, version, directory) for directory in directories]
+    def of_all(name: str, controller: str, limit_of: Callable[[int, Reads], T]) -> dict[str, T]:
+        def reads(directory: str) -> Reads:
+            return lambda file: reader.text(name, f"{directory}/{file}", optional=True)
 
-    throttles = of_all("blkio", _io_limits)  # which version 2 calls io, and does not name here
+        version, directories = cgroup_directories(controller, cgroups, mounts)
+        return {directory: limit_of(version, reads(directory)) for directory in directories}
+
+    throttles = of_all("cgroup.io", "blkio", io_limits)  # which version 2 calls io
     return {
-        "memory_limit_bytes": _least(of_all("memory", _memory_limit)),
-        "cpu_limit": _least(of_all("cpu", _cpu_limit)),
-        "io_throttles": [throttle for rows in throttles for throttle in rows],
+        "memory_limit_bytes": _least(of_all("cgroup.memory", "memory", _memory_limit).values()),
+        "cpu_limit": _least(of_all("cgroup.cpu", "cpu", cpu_limit).values()),
+        "io_throttles": [
+            {"cgroup": directory, "device": device, **limits}
+            for directory, rows in throttles.items()
+            for device, limits in rows
+        ],
     }
 
 
@@ -448,46 +444,6 @@ def _least(limits: Iterable[float | None]) -> float | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _memory_limit(reader: Reader, version: int, directory: str) -> int | None:
-    name = "memory.limit_in_bytes" if version == 1 else "memory.max"
-    limit = _limit(reader.text("cgroup.memory", f"{directory}/{name}", optional=True))
+def _memory_limit(version: int, read: Reads) -> int | None:
+    limit = as_limit(read("memory.limit_in_bytes" if version == 1 else "memory.max"))
     return limit if limit is not None and limit < _NO_LIMIT_V1 else None
-
-
-def _cpu_limit(reader: Reader, version: int, directory: str) -> float | None:
-    """Return the limit in CPUs: the time that may be used in each period, over the period."""
-    if version == 2:
-        text = reader.text("cgroup.cpu", f"{directory}/cpu.max", optional=True)
-        quota, period = (*(text or "").split(), None, None)[:2]
-    else:
-        quota = reader.text("cgroup.cpu", f"{directory}/cpu.cfs_quota_us", optional=True)
-        period = reader.text("cgroup.cpu", f"{directory}/cpu.cfs_period_us", optional=True)
-    used, whole = _limit(quota), _limit(period)
-    return used / whole if used is not None and whole else None
-
-
-def _limit(text: str | None) -> int | None:
-    """Return a limit as a number; `max` and, in version 1, -1 are no limit."""
-    return int(text) if text and text.isdigit() else None
-
-
-def _io_limits(reader: Reader, version: int, directory: str) -> list[dict[str, Any]]:
-    if version == 2:
-        text = reader.text("cgroup.io", f"{directory}/io.max", optional=True)
-        return [_io_max(directory, line) for line in (text or "").splitlines()]
-    throttles = []
-    for kind in ("read_bps", "write_bps", "read_iops", "write_iops"):
-        path = f"{directory}/blkio.throttle.{kind}_device"
-        for line in (reader.text("cgroup.io", path, optional=True) or "").splitlines():
-            device, _, value = line.partition(" ")
-            throttles.append({"cgroup": directory, "device": device, kind: _limit(value)})
-    return throttles
-
-
-def _io_max(directory: str, line: str) -> dict[str, Any]:
-    """Read `254:0 rbps=1000 wbps=max riops=max wiops=max` into the names of version 1."""
-    words = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
-    device, *pairs = line.split()
-    limits = {name: _limit(value) for name, _, value in (pair.partition("=") for pair in pairs)}
-    named = {words[name]: limit for name, limit in limits.items() if name in words}
-    return {"cgroup": directory, "device": device} | named

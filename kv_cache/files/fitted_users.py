@@ -14,6 +14,7 @@ from math import ceil, log10
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
 import yaml
 
 from kv_cache.config.root import Config
@@ -297,19 +298,13 @@ def expanded(counted: Mapping[int, int], unit: float = 1) -> list[float]:
 
 def _gap_distance(gaps: Times, pace: Pace) -> float:
     """Return the KS distance between the trace's gaps and those that the process draws."""
-    drawn = sorted(islice(pace.gaps_ns(Seed(0).child("fit")), _DRAWS))
-    worst, below, at = 0.0, 0, 0
+    drawn = np.sort(np.fromiter(islice(pace.gaps_ns(Seed(0).child("fit")), _DRAWS), float))
     counted = gaps.counted()
-    total = sum(counted.values())
-    for value, count in counted.items():
-        while at < _DRAWS and drawn[at] < value:
-            at += 1
-        worst = max(worst, abs(at / _DRAWS - below / total))
-        below += count
-        while at < _DRAWS and drawn[at] <= value:
-            at += 1
-        worst = max(worst, abs(at / _DRAWS - below / total))
-    return worst
+    values, counts = np.array([*counted], float), np.array([*counted.values()])
+    upto = np.cumsum(counts)
+    below, within = np.searchsorted(drawn, values), np.searchsorted(drawn, values, "right")
+    pairs = ((below, upto - counts), (within, upto))
+    return max(float(np.abs(mine / _DRAWS - theirs / upto[-1]).max()) for mine, theirs in pairs)
 
 
 # --- writing ---------------------------------------------------------------------------------

@@ -226,12 +226,12 @@ def check_hdr_log(path: Path) -> None:
     require_own_name(path, FLAG, lambda first: first.startswith(MARK))
 
 
-class HdrLog:
+class HdrLog(LineWriter):
     """A line for each measured window and tag; what a window holds is encoded before it goes."""
 
     def __init__(self, path: Path, begun_unix_s: float) -> None:
         head = log_header(begun_unix_s, "the measured windows of a run")
-        self.lines = LineWriter(path, encode=bytes, head=head.encode(), packed=packing(path, FLAG))
+        super().__init__(path, encode=bytes, head=head.encode(), packed=packing(path, FLAG))
 
     def on_latencies(
         self, start_ns: int, end_ns: int, phase: Phase, histograms: Mapping[str, Histogram]
@@ -240,8 +240,4 @@ class HdrLog:
             return
         start_s, length_s = start_ns / NS_PER_S, (end_ns - start_ns) / NS_PER_S
         for tag, histogram in histograms.items():
-            self.lines.add(log_line(tag, start_s, length_s, histogram).encode())
-
-    def close(self) -> str | None:
-        """Complete the file; the answer says what went wrong, if anything did."""
-        return self.lines.close()
+            self.add(log_line(tag, start_s, length_s, histogram).encode())

@@ -9,9 +9,10 @@ the words mean.
 import os
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from kv_cache.core.effect import Leg, Move, Op, OpDone
+from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.kinds import Cause, OpKind
 from kv_cache.core.units import NS_PER_S, NS_PER_US
 from kv_cache.files.records import LineWriter, packing, require_own_name
@@ -39,53 +40,46 @@ _OPERATIONS: Mapping[OpKind, str] = {
 }
 
 
+@dataclass(slots=True, eq=False)
 class _Row:
     """A side of an operation; it counts once all of the operation has ended."""
 
-    __slots__ = ("ended", "line", "op")
-
-    def __init__(self, op: Op, line: bytes) -> None:
-        self.op = op  # kept, so that no other gets its id
-        self.line = line
-        self.ended = False
+    op: Op  # kept, so that no other gets its id
+    line: bytes
+    ended: bool = False
 
 
-class IoTrace:
+class IoTrace(LineWriter):
     """Observes the driver: each side when it is requested, and each operation when it has ended."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)  # as the reference does
-        self._lines = LineWriter(
+        super().__init__(
             Path(os.path.realpath(path)),
             encode=bytes,
             head=HEAD.encode(),
             packed=packing(path, FLAG),
         )
-        self._rows: deque[_Row] = deque()  # from the first that has not ended
+        self._sides: deque[_Row] = deque()  # from the first that has not ended
         self._going: dict[int, list[_Row]] = {}
-
-    @property
-    def lines(self) -> LineWriter:
-        """The file: how much was written, its digest."""
-        return self._lines
 
     def on_leg(self, op: Op, leg: Leg) -> None:
         row = _Row(op, line_of(op, leg))
-        self._rows.append(row)
+        self._sides.append(row)
         self._going.setdefault(id(op), []).append(row)
 
     def on_op(self, done: OpDone) -> None:
         for row in self._going.pop(id(done.op), ()):
             row.ended = True
-        while self._rows and self._rows[0].ended:
-            self._lines.add(self._rows.popleft().line)
+        while self._sides and self._sides[0].ended:
+            self.add(self._sides.popleft().line)
 
     def close(self) -> str | None:
         """Complete the file; the answer says what went wrong, if anything did."""
-        for row in self._rows:
+        for row in self._sides:
             if row.ended:
-                self._lines.add(row.line)
-        return self._lines.close()
+                self.add(row.line)
+        return super().close()
 
 
 def check_io_trace(path: Path) -> None:
@@ -95,12 +89,11 @@ def check_io_trace(path: Path) -> None:
 
 def line_of(op: Op, leg: Leg) -> bytes:
     """Return one row. A promotion's read was requested; its write follows from it."""
-    key = op.target.key if isinstance(op, Move) else op.copy.key
     requested = op.cause is Cause.PROMOTION and leg.kind is OpKind.READ
     phase = PHASES[Cause.REUSE if requested else op.cause]
     seconds, rest_ns = divmod(leg.started_ns, NS_PER_S)
     # None of these can hold a comma or a quote.
     return (
         f"{seconds}.{rest_ns // NS_PER_US:06d},{_OPERATIONS[leg.kind]},{leg.nbytes},"
-        f"Tier-{leg.tier.value},{key.hex()},{phase}\r\n"
+        f"Tier-{leg.tier.value},{op.target.key.hex()},{phase}\r\n"
     ).encode()

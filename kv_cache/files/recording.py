@@ -6,7 +6,7 @@ meets the same instants. The rounds of a preconditioning are no part of it.
 """
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from kv_cache.config.build import Load, is_recording
@@ -24,24 +24,17 @@ from kv_cache.workload.formats.trace_files import Trace
 FLAG = "--record"
 
 
-class Recording:
-    """Observes the driver: each request when it arrives."""
+class Recording(LineWriter):
+    """Observes the driver: each request is added when it arrives."""
 
     def __init__(self, path: Path, config: Config, load: Load) -> None:
         self._header = header_of(config, load)
-        self.lines = LineWriter(
+        super().__init__(
             Path(os.path.realpath(path)),
             encode=self._line,
             head=canonical.header_line(self._header).encode() + b"\n",
             packed=packing(path, FLAG),
         )
-
-    def on_arrival(self, request: Request) -> None:
-        self.lines.add(request)
-
-    def close(self) -> str | None:
-        """Complete the file; the answer says what went wrong, if anything did."""
-        return self.lines.close()
 
     def _line(self, request: Request) -> bytes:
         return canonical.row_line(row_of(request), self._header).encode() + b"\n"
@@ -105,14 +98,10 @@ def as_recorded(config: Config, trace: Trace | None) -> Config:
     if load is None:
         return config
     options = config.semantics
-    semantics = replace(
-        options,
-        block_tokens=load.block_tokens if options.block_tokens is None else options.block_tokens,
-        prefill_only_from_tokens=load.prefill_only_from_tokens
-        if options.prefill_only_from_tokens is None
-        else options.prefill_only_from_tokens,
-    )
-    return replace(config, semantics=semantics)
+    left_open = {
+        name: value for name, value in asdict(load).items() if getattr(options, name) is None
+    }
+    return replace(config, semantics=replace(options, **left_open))
 
 
 def recording_notes(config: Config, trace: Trace | None) -> list[str]:

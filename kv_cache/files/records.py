@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from kv_cache.core.effect import Move, OpDone
+from kv_cache.core.effect import OpDone
 from kv_cache.core.errors import PlaceError, TraceError
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.text import to_json
@@ -197,8 +197,7 @@ def request_row(record: RequestRecord) -> dict[str, Any]:
 
 
 def op_row(done: OpDone) -> dict[str, Any]:
-    op = done.op
-    ref = op.target if isinstance(op, Move) else op.copy
+    op, ref = done.op, done.op.target
     return {
         "operation": type(op).__name__.lower(),
         "cause": op.cause,

@@ -18,11 +18,10 @@ import orjson
 from msgspec import Meta, Struct
 
 from kv_cache.core.errors import TraceError
-from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
+from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.units import NS_PER_MS
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.recorder import Flow, OpStats
 from kv_cache.metrics.summary import Flows, latency_ms, ratio, total_bytes
 from kv_cache.result.run import MisshapenError, converted
 
@@ -295,7 +294,7 @@ def _latency_rows(
     yield from _latencies("read_latency", recorder.loads, trace.read.latency)
     yield from _latencies("write_latency", recorder.stores, trace.write.latency)
     for tier, theirs in sorted(trace.tiers.items()):
-        mine = merged(s.total for s in _flows(outcome, OpKind.READ, _LOADS, tier))
+        mine = merged(s.total for s in Flows(recorder.flows).measured(tier, OpKind.READ, _LOADS))
         yield from _latencies(f"{tier.label}_read_latency", mine, theirs.latency)
 
 
@@ -312,16 +311,4 @@ def _latencies(
 def _moved(
     outcome: RunOutcome, kind: OpKind, causes: tuple[Cause, ...], tier: Tier | None = None
 ) -> int:
-    return total_bytes(_flows(outcome, kind, causes, tier))
-
-
-def _flows(
-    outcome: RunOutcome, kind: OpKind, causes: tuple[Cause, ...], tier: Tier | None
-) -> list[OpStats]:
-    """Return what ended in the measured window."""
-
-    def counts(flow: Flow) -> bool:
-        wanted = flow.phase is Phase.MEASURE and flow.kind is kind and flow.cause in causes
-        return wanted and tier in (None, flow.tier)
-
-    return Flows(outcome.recorder.flows).where(counts)
+    return total_bytes(Flows(outcome.recorder.flows).measured(tier, kind, causes))

@@ -24,9 +24,10 @@ Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Family:
-    """One metric. Samples of a histogram are whole histograms in ns, exported in seconds."""
+    """One metric, left out where it has no samples. Those of a histogram are whole histograms in
+    ns, exported in seconds."""
 
     name: str
     kind: str
@@ -81,13 +82,8 @@ def exposition(families: Iterable[Family]) -> str:
 def about(info: Labels, doing: str) -> list[Family]:
     """Return the families that say what runs, and what it does at the moment."""
     return [
-        Family(name="run_info", kind="gauge", help_text="What is run", samples=((info, 1),)),
-        Family(
-            name="doing",
-            kind="gauge",
-            help_text="What the run does now: 1 for one word",
-            samples=(({"what": doing}, 1),),
-        ),
+        _gauge("run_info", "What is run", 1, **info),
+        _gauge("doing", "What the run does now: 1 for one word", 1, what=doing),
     ]
 
 
@@ -106,30 +102,22 @@ def _requests(recorder: Recorder, totals: Totals) -> Iterator[Family]:
         for (phase, qos, outcome), count in totals.ended.items()
         if count or phase is Phase.MEASURE
     )
-    help_text = "Requests that ended, up to the latest window"
-    yield Family(name="requests_total", kind="counter", help_text=help_text, samples=tuple(ended))
+    yield _counter("requests_total", "Requests that ended, up to the latest window", ended)
     for name, counts in (("prompt", totals.prompt_tokens), ("output", totals.output_tokens)):
-        yield Family(
-            name=f"{name}_tokens_total",
-            kind="counter",
-            help_text=f"{name.title()} tokens of requests that completed, up to the latest window",
-            samples=tuple(
+        yield _counter(
+            f"{name}_tokens_total",
+            f"{name.title()} tokens of requests that completed, up to the latest window",
+            (
                 ({"class": qos.value, "phase": phase.value}, count)
                 for (phase, qos), count in counts.items()
                 if count or phase is Phase.MEASURE
             ),
         )
-    for name, help_text in (
-        ("response", "Answered after it was meant to be asked"),
-        ("ttft", "TTFT"),
-    ):
-        yield Family(
-            name=f"{name}_seconds",
-            kind="histogram",
-            help_text=f"{help_text}: requests that completed in the measured window",
-            histograms=tuple(
-                ({"class": qos.value}, getattr(recorder.classes[qos], name)) for qos in Qos
-            ),
+    for name, what in (("response", "Answered after it was meant to be asked"), ("ttft", "TTFT")):
+        yield _histogram(
+            f"{name}_seconds",
+            f"{what}: requests that completed in the measured window",
+            (({"class": qos.value}, getattr(recorder.classes[qos], name)) for qos in Qos),
         )
 
 
@@ -139,46 +127,31 @@ def _operations(recorder: Recorder) -> Iterator[Family]:
     for flow, stats in flows.items():
         key = flow.phase, flow.tier, flow.kind, str(flow.cause)
         counted.setdefault(key, []).append(stats)
-    labelled = {_flow_labels(key): stats for key, stats in sorted(counted.items())}
+    labelled = [
+        ({**_side(tier, kind), "cause": cause, "phase": phase.value}, stats)
+        for (phase, tier, kind, cause), stats in sorted(counted.items())
+    ]
     for name, help_text, value in (
         ("operations_total", "Operations that ended well", lambda s: s.operations),
         ("bytes_total", "Bytes that system calls moved", lambda s: s.bytes),
         ("system_calls_total", "System calls that moved them", lambda s: s.calls),
     ):
-        samples = tuple((dict(k), sum(map(value, stats))) for k, stats in labelled.items())
-        yield Family(name=name, kind="counter", help_text=help_text, samples=samples)
+        sums = ((labels, sum(map(value, stats))) for labels, stats in labelled)
+        yield _counter(name, help_text, sums)
     failed = (
-        (
-            {
-                "tier": failure.tier.label,
-                "operation": failure.kind.value,
-                "cause": str(failure.cause),
-                "reason": failure.reason,
-            },
-            count,
-        )
-        for failure, count in dict(recorder.failures).items()
+        ({**_side(f.tier, f.kind), "cause": str(f.cause), "reason": f.reason}, count)
+        for f, count in dict(recorder.failures).items()
     )
-    help_text = "Operations that failed"
-    yield Family(
-        name="failed_operations_total", kind="counter", help_text=help_text, samples=tuple(failed)
-    )
-    yield Family(
-        name="operation_seconds",
-        kind="histogram",
-        help_text="Time of operations in all phases: device time for storage, all of it for memory",
-        histograms=tuple(_latencies(flows)),
+    yield _counter("failed_operations_total", "Operations that failed", failed)
+    yield _histogram(
+        "operation_seconds",
+        "Time of operations in all phases: device time for storage, all of it for memory",
+        _latencies(flows),
     )
 
 
-def _flow_labels(key: tuple[Phase, Tier, OpKind, str]) -> tuple[tuple[str, str], ...]:
-    phase, tier, kind, cause = key
-    return (
-        ("tier", tier.label),
-        ("operation", kind.value),
-        ("cause", cause),
-        ("phase", phase.value),
-    )
+def _side(tier: Tier, kind: OpKind) -> dict[str, str]:
+    return {"tier": tier.label, "operation": kind.value}
 
 
 def _latencies(flows: Mapping[Flow, OpStats]) -> Iterator[tuple[Labels, Histogram]]:
@@ -187,7 +160,7 @@ def _latencies(flows: Mapping[Flow, OpStats]) -> Iterator[tuple[Labels, Histogra
         side = stats.device if flow.tier is Tier.NVME else stats.total
         sides.setdefault((flow.tier, flow.kind), []).append(side)
     for (tier, kind), histograms in sorted(sides.items()):
-        yield {"tier": tier.label, "operation": kind.value}, merged(histograms)
+        yield _side(tier, kind), merged(histograms)
 
 
 _GAUGES: Mapping[str, str] = {
@@ -203,21 +176,18 @@ def _now(window: Window) -> Iterator[Family]:
     """Return the latest window."""
     gauges = window.gauges
     yield _gauge("window_seconds", "Length of the latest window", window.seconds)
-    yield _counter("requests_submitted_total", "Requests that came", gauges.submitted)
+    yield _counter("requests_submitted_total", "Requests that came", [({}, gauges.submitted)])
     yield from _levels(gauges)
-    if window.saturation is not None:
-        level = window.saturation
-        by = {"by": level.by or "nothing"}
-        help_text = (
-            "Load over what may be, by the signal that is nearest its limit; 1 is at the limit"
-        )
-        yield Family(
-            name="saturation", kind="gauge", help_text=help_text, samples=((by, level.level),)
+    if (level := window.saturation) is not None:
+        yield _gauge(
+            "saturation",
+            "Load over what may be, by the signal that is nearest its limit; 1 is at the limit",
+            level.level,
+            by=level.by or "nothing",
         )
         yield _gauge("saturated", "Whether storage is saturated", int(level.saturated))
-    help_text = "Percentiles of the latest window; device time for storage"
-    percentiles = tuple(
-        ({"tier": tier.label, "operation": kind.value, "quantile": quantile}, ns / NS_PER_S)
+    percentiles = (
+        ({**_side(tier, kind), "quantile": quantile}, ns / NS_PER_S)
         for (tier, kind), ops in sorted(window.ops.items())
         for quantile, ns in (
             ("0.5", ops.latency.p50_ns),
@@ -226,10 +196,8 @@ def _now(window: Window) -> Iterator[Family]:
         )
         if ns is not None
     )
-    if percentiles:  # too few operations support none
-        yield Family(
-            name="window_operation_seconds", kind="gauge", help_text=help_text, samples=percentiles
-        )
+    help_text = "Percentiles of the latest window; device time for storage"
+    yield Family("window_operation_seconds", "gauge", help_text, tuple(percentiles))
 
 
 def _levels(gauges: Gauges) -> Iterator[Family]:
@@ -248,9 +216,13 @@ def _machine(window: Window) -> Iterator[Family]:
             yield _gauge(f"machine_{name}", f"{name} of the window, see docs/metrics.md", value)
 
 
-def _gauge(name: str, help_text: str, value: float) -> Family:
-    return Family(name=name, kind="gauge", help_text=help_text, samples=(({}, value),))
+def _gauge(name: str, help_text: str, value: float, /, **labels: str) -> Family:
+    return Family(name, "gauge", help_text, ((labels, value),))
 
 
-def _counter(name: str, help_text: str, value: float) -> Family:
-    return Family(name=name, kind="counter", help_text=help_text, samples=(({}, value),))
+def _counter(name: str, help_text: str, samples: Iterable[Sample]) -> Family:
+    return Family(name, "counter", help_text, tuple(samples))
+
+
+def _histogram(name: str, help_text: str, histograms: Iterable[tuple[Labels, Histogram]]) -> Family:
+    return Family(name, "histogram", help_text, histograms=tuple(histograms))

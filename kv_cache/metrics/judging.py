@@ -6,6 +6,7 @@ is to be submitted (`mlperf/rules.py`) are judged in these words.
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 
@@ -27,24 +28,11 @@ class Look(NamedTuple):
     where: str = ""  # the file or directory that was looked at, if there are several
 
 
-def well(message: str, where: str = "") -> Look:
-    return Look(Status.PASS, message, where)
-
-
-def suspect(message: str, where: str = "") -> Look:
-    return Look(Status.SUSPECT, message, where)
-
-
-def invalid(message: str, where: str = "") -> Look:
-    return Look(Status.INVALID, message, where)
-
-
-def unknown(message: str, where: str = "") -> Look:
-    return Look(Status.NOT_JUDGED, message, where)
-
-
-def nothing(message: str, where: str = "") -> Look:
-    return Look(Status.NOT_APPLICABLE, message, where)
+well = partial(Look, Status.PASS)
+suspect = partial(Look, Status.SUSPECT)
+invalid = partial(Look, Status.INVALID)
+unknown = partial(Look, Status.NOT_JUDGED)
+nothing = partial(Look, Status.NOT_APPLICABLE)
 
 
 def gravest(

@@ -29,7 +29,7 @@ _SHORTEST_S = 1e-9
 _LEAST_CALLS = 2  # mean times of a call that a batch lasts: a shorter one is smoothed by the spread
 
 KINDS = (OpKind.READ, OpKind.WRITE)
-MEASURED: Mapping[RunMode, tuple[OpKind, ...]] = {
+MEASURED: Mapping[str, tuple[OpKind, ...]] = {
     RunMode.STANDARD: KINDS,
     RunMode.PREFILL_ONLY: (OpKind.WRITE,),
     RunMode.DECODE_ONLY: (OpKind.READ,),

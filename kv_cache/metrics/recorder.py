@@ -7,8 +7,8 @@ the window gives its finished system calls to the window and its latency to the 
 """
 
 from array import array
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from kv_cache.core.effect import (
@@ -16,8 +16,6 @@ from kv_cache.core.effect import (
     CopyRef,
     Delete,
     Leg,
-    MetadataStep,
-    Move,
     Op,
     OpDone,
     Write,
@@ -131,6 +129,14 @@ class FirstValues:
         return self._values[: min(self.seen, SAMPLE_LIMIT)].tolist()
 
 
+LATENCIES = (
+    *("response", "end_to_end", "ttft", "tpot", "lateness", "queue"),
+    *("service", "storage", "compute"),
+)
+"""Of a request; each is a histogram of `RequestStats`."""
+_LATENCIES = tuple((name, f"{name}_ns") for name in LATENCIES)
+
+
 @dataclass(slots=True, eq=False)
 class RequestStats:
     """Requests of one class (or all) that completed inside the window."""
@@ -152,20 +158,10 @@ class RequestStats:
         self.completed += 1
         self.prompt_tokens += record.prompt_tokens
         self.output_tokens += record.output_tokens
-        for histogram, value in (
-            (self.response, record.response_ns),
-            (self.end_to_end, record.end_to_end_ns),
-            (self.lateness, record.lateness_ns),
-            (self.queue, record.queue_ns),
-            (self.service, record.service_ns),
-            (self.ttft, record.ttft_ns),
-            (self.storage, record.storage_ns),
-            (self.compute, record.compute_ns),
-        ):
+        for name, of_record in _LATENCIES:
+            value = getattr(record, of_record)
             if value is not None:
-                histogram.add(value)
-        if record.tpot_ns is not None:
-            self.tpot.add(round(record.tpot_ns))
+                getattr(self, name).add(round(value))
 
     def add_in_flight(self, record: RequestRecord, end_ns: int) -> None:
         """A request that had not been answered at `end_ns`: what it had waited for until then."""
@@ -203,27 +199,16 @@ class ReuseStats:
 
     def add(self, record: RequestRecord) -> None:
         self.requests += 1
-        self.blocks += record.blocks
-        self.looked_up += record.looked_up
-        self.hits += record.hits
-        self.context_tokens += record.context_tokens
-        self.hit_tokens += record.hit_tokens
-        self.offered_blocks += record.offered_blocks
-        self.offered_tokens += record.offered_tokens
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(record, name))
         if record.retrieved:
             self.retrieved_requests += 1
             self.retrieved_looked_up += record.looked_up
             self.retrieved_hits += record.hits
             self.retrieved_loaded_bytes += record.loaded_bytes
-        self.history_looked_up += record.history_looked_up
-        self.history_hits += record.history_hits
-        self.shared_looked_up += record.shared_looked_up
-        self.shared_hits += record.shared_hits
-        self.shared_hit_bytes += record.shared_hit_bytes
-        self.decode_looked_up += record.decode_looked_up
-        self.decode_hits += record.decode_hits
-        self.loaded_bytes += record.loaded_bytes
-        self.stored_bytes += record.stored_bytes
+
+
+_SUMMED = tuple(each.name for each in fields(ReuseStats) if each.name in RequestRecord.__slots__)
 
 
 class Recorder:
@@ -234,7 +219,7 @@ class Recorder:
         self.meter = meter or Meter()
         self.flows: dict[Flow, OpStats] = {}
         self._index: dict[tuple[Phase, Tier, OpKind, Cause, str], OpStats] = {}  # by plain tuples
-        self.steps: dict[StepFlow, Histogram] = {}
+        self.steps: defaultdict[StepFlow, Histogram] = defaultdict(Histogram)
         self.distinct = Distinct()
         self.pace = BytesOverTime()
         self.new_bytes = 0  # of blocks that were stored as new, in whatever tier
@@ -278,7 +263,8 @@ class Recorder:
                     self.pace.call(leg.kind, chunk, began_ns, start_ns, end_ns)
                 began_ns = chunk.finished_ns
             for step in leg.steps:
-                self._step(phase, leg.tier, leg.kind, step)
+                flow = StepFlow(phase, leg.tier, leg.kind, step.name)
+                self.steps[flow].add(step.duration_ns)
             if not done.ok:
                 continue
             if isinstance(done.op, Write):
@@ -298,7 +284,8 @@ class Recorder:
                 if leg.tier is Tier.NVME:
                     self.verified_storage_bytes += leg.nbytes
         if done.failed is not None and done.error != ABORTED:
-            self.failures[_failure(done, done.failed)] += 1
+            reason = done.error or "unknown"
+            self.failures[Failure(done.failed_tier, done.failed, done.op.cause, reason)] += 1
 
     def cut_off(self, cause: Cause, leg: Leg) -> None:
         """A side of an operation will not be waited for: as far as it had come."""
@@ -353,16 +340,9 @@ class Recorder:
         if record.decoded:
             self.decode_s.add(record.load_ns)
 
-    def _step(self, phase: Phase, tier: Tier, kind: OpKind, step: MetadataStep) -> None:
-        flow = StepFlow(phase, tier, kind, step.name)
-        histogram = self.steps.get(flow)
-        if histogram is None:
-            histogram = self.steps[flow] = Histogram()
-        histogram.add(step.duration_ns)
-
     def _distinct(self, op: Op, kind: OpKind) -> None:
         if kind is OpKind.READ:
-            self.distinct.read(op.source if isinstance(op, Move) else op.copy)
+            self.distinct.read(op.source)
         elif isinstance(op, Delete):
             self.distinct.gone(op.copy)
 
@@ -372,13 +352,3 @@ class Recorder:
         if stats is None:
             stats = self._index[key] = self.flows[Flow(*key)] = OpStats()
         return stats
-
-
-def _failure(done: OpDone, side: OpKind) -> Failure:
-    op = done.op
-    source = getattr(op, "source", None)
-    if source is not None and side is OpKind.READ:
-        tier = source.tier
-    else:
-        tier = op.target.tier if hasattr(op, "target") else op.copy.tier
-    return Failure(tier, side, op.cause, done.error or "unknown")

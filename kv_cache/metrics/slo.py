@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from enum import StrEnum
+from typing import TypeVar
 
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import Outcome, Qos
@@ -51,7 +52,7 @@ class Slo:
 
 # --- as they are written ---------------------------------------------------------------------
 
-_CLASSES, _MEASURES = ([word.value for word in words] for words in (Qos, SloMeasure))
+_Word = TypeVar("_Word", Qos, SloMeasure)
 _EXACT = Context(prec=60)
 _UNITS = {"us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 _LEAST_PERCENT, _MOST_PERCENT = Decimal(50), Decimal("99.99")
@@ -88,23 +89,20 @@ def _slo(part: str, text: str) -> Slo:
     if len(names) not in (2, 3):
         raise _bad(part, f"is not CLASS:pPERCENT or CLASS:MEASURE:pPERCENT, as in {_EXAMPLE}")
     return Slo(
-        qos=_qos(part, names[0]),
-        measure=_measure(part, names[1]) if len(names) == 3 else SloMeasure.RESPONSE,
+        qos=_member(part, names[0], Qos, "class of requests"),
+        measure=_member(part, names[1], SloMeasure, "latency")
+        if len(names) == 3
+        else SloMeasure.RESPONSE,
         percent=_percent(part, names[-1]),
         limit_ns=_limit_ns(part, limit),
     )
 
 
-def _qos(part: str, name: str) -> Qos:
-    if name not in _CLASSES:
-        raise _bad(part, f"names no class of requests with {name!r}.{did_you_mean(name, _CLASSES)}")
-    return Qos(name)
-
-
-def _measure(part: str, name: str) -> SloMeasure:
-    if name not in _MEASURES:
-        raise _bad(part, f"names no latency with {name!r}.{did_you_mean(name, _MEASURES)}")
-    return SloMeasure(name)
+def _member(part: str, name: str, words: type[_Word], what: str) -> _Word:
+    known = [word.value for word in words]
+    if name not in known:
+        raise _bad(part, f"names no {what} with {name!r}.{did_you_mean(name, known)}")
+    return words(name)
 
 
 def _percent(part: str, word: str) -> float:

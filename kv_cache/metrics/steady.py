@@ -15,7 +15,7 @@ bandwidth and of the backlog.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import fsum, inf, isfinite, sqrt
 from typing import Any, NamedTuple
 
@@ -47,11 +47,8 @@ class Steadiness:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **asdict(self),
             "values": [value if isfinite(value) else None for value in self.values],
-            "average": self.average,
-            "range_share": self.range_share,
-            "slope_share": self.slope_share,
-            "steady": self.steady,
         }
 
 
@@ -79,10 +76,6 @@ def steady_state(
         slope_share=change,
         steady=spread <= most_range + _ROUNDING and change <= most_change + _ROUNDING,
     )
-
-
-def _holds(steadiness: Steadiness | None) -> bool:
-    return steadiness is not None and steadiness.steady
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +130,12 @@ def proof(
     ]
     if not looks:
         return None
-    held = [all(_holds(look[name]) for name in _judged(look, open_loop)) for look in looks]
-    bandwidth = looks[-1][BANDWIDTH]
-    assert bandwidth is not None, "five rounds have a bandwidth each"
+    judged = (BANDWIDTH, *LATENCIES) if open_loop else (BANDWIDTH,)
+    held = [all(look[name].steady for name in judged if name in look) for look in looks]
     return {
         "rule": f"SNIA PTS: of the last {ROUNDS} rounds the range is at most {most_range:.0%} of "
         f"the average, and the best-fit line changes by at most {most_change:.0%} of it",
-        **bandwidth.to_json(),
+        **looks[-1][BANDWIDTH].to_json(),
         "steady": held[-1],
         "since_round": held.index(True) + ROUNDS if True in held else None,
         "latencies": {
@@ -152,34 +144,25 @@ def proof(
     }
 
 
-_Looks = Mapping[str, Steadiness | None]
-
-
-def _looks(rounds: Sequence[Round], most_range: float, most_change: float) -> _Looks:
-    """Return the rule on each variable; None of a latency that a round has not got."""
+def _looks(rounds: Sequence[Round], most_range: float, most_change: float) -> dict[str, Steadiness]:
+    """Return the rule on each variable that every one of the last rounds has."""
     columns = {
         name: [getattr(each, name) for each in rounds[-ROUNDS:]] for name in (BANDWIDTH, *LATENCIES)
     }
-    return {
-        name: None
-        if None in values
-        else steady_state(values, most_range=most_range, most_change=most_change)
+    looks = {
+        name: steady_state(values, most_range=most_range, most_change=most_change)
         for name, values in columns.items()
+        if None not in values
     }
-
-
-def _judged(looks: _Looks, open_loop: bool) -> list[str]:
-    known = [name for name in LATENCIES if looks[name] is not None]
-    return [BANDWIDTH, *known] if open_loop else [BANDWIDTH]
+    return {name: look for name, look in looks.items() if look is not None}
 
 
 def _latency_json(
-    rounds: Sequence[Round], name: str, looks: _Looks, *, judged: bool
+    rounds: Sequence[Round], name: str, looks: Mapping[str, Steadiness], *, judged: bool
 ) -> dict[str, Any]:
-    steadiness = looks[name]
-    if steadiness is None:
-        return {"values": [getattr(each, name) for each in rounds[-ROUNDS:]], "judged": False}
-    return {**steadiness.to_json(), "judged": judged}
+    if name in looks:
+        return {**looks[name].to_json(), "judged": judged}
+    return {"values": [getattr(each, name) for each in rounds[-ROUNDS:]], "judged": False}
 
 
 # --- the measured window ---------------------------------------------------------------------

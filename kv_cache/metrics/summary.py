@@ -1,10 +1,10 @@
 """Numbers out of histograms and flows. Every formula is defined in `docs/metrics.md`."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from kv_cache.core.kinds import OpKind, Phase, Tier
+from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.units import GIB, NS_PER_MS, human_bytes, ns_to_ms
 from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.histogram import Histogram, supported
@@ -25,12 +25,6 @@ NETWORK: Mapping[OpKind, str] = {
     OpKind.WRITE: "network_tx_bytes",
 }
 """What counts the bytes of an object store on their way: all interfaces but the loopback."""
-
-LATENCIES = (
-    *("response", "end_to_end", "ttft", "tpot", "lateness", "queue"),
-    *("service", "storage", "compute"),
-)
-"""Of a request; each is a histogram of `RequestStats`."""
 
 DRIVE_CACHE_BYTES = 64 * GIB
 """Below this much on storage a result says that a drive may have answered from its own cache:
@@ -88,11 +82,16 @@ class Flows:
     def where(self, keep: Callable[[Flow], bool]) -> list[OpStats]:
         return [stats for flow, stats in self._flows.items() if keep(flow)]
 
-    def measured(self, tier: Tier | None, kind: OpKind) -> list[OpStats]:
+    def measured(
+        self, tier: Tier | None, kind: OpKind, causes: Collection[Cause] = tuple(Cause)
+    ) -> list[OpStats]:
         """Return what ended inside the window; `tier` None is all tiers."""
-        return self.where(
-            lambda f: f.phase is Phase.MEASURE and f.kind is kind and tier in (None, f.tier)
-        )
+
+        def counts(flow: Flow) -> bool:
+            wanted = flow.phase is Phase.MEASURE and flow.kind is kind and flow.cause in causes
+            return wanted and tier in (None, flow.tier)
+
+        return self.where(counts)
 
     def all_bytes(self, tier: Tier, kind: OpKind) -> int:
         """Return the bytes of the whole run, all phases."""

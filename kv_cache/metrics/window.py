@@ -6,8 +6,9 @@ collected at each tick (`take`, under the lock too); what it means is worked out
 An operation counts where it ended, with all its bytes.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kv_cache.core.effect import ABORTED, OpDone
@@ -134,7 +135,7 @@ class _Ops:
 
     def __init__(self) -> None:
         self.latency = Histogram()
-        self.operations = self.failed = self.bytes = self.calls = 0
+        self.clear()
 
     def clear(self) -> None:
         self.latency.clear()
@@ -146,9 +147,8 @@ class _Class:
 
     def __init__(self, slos: int) -> None:
         self.response, self.ttft = Histogram(), Histogram()
-        self.ends = dict.fromkeys(Outcome, 0)
         self.over = [0] * slos
-        self.prompt = self.output = 0
+        self.clear()
 
     def clear(self) -> None:
         self.response.clear()
@@ -163,7 +163,7 @@ class Bins:
 
     def __init__(self, slos: int) -> None:
         self.start_ns = self.end_ns = 0
-        self.ops: dict[tuple[Tier, OpKind], _Ops] = {}
+        self.ops: defaultdict[tuple[Tier, OpKind], _Ops] = defaultdict(_Ops)
         self.classes = {qos: _Class(slos) for qos in Qos}
 
 
@@ -214,7 +214,7 @@ class Meter:
 
     def op(self, done: OpDone) -> None:
         for leg in done.legs:
-            bins = self._ops(leg.tier, leg.kind)
+            bins = self._live.ops[leg.tier, leg.kind]
             for chunk in leg.chunks:
                 bins.bytes += chunk.nbytes
                 bins.calls += 1
@@ -222,7 +222,7 @@ class Meter:
                 bins.operations += 1
                 bins.latency.add(leg.device_ns if leg.tier is Tier.NVME else leg.total_ns)
         if done.failed is not None and done.error != ABORTED:
-            self._ops(_tier_of(done), done.failed).failed += 1
+            self._live.ops[done.failed_tier, done.failed].failed += 1
 
     def request(self, record: RequestRecord) -> None:
         bins = self._live.classes[record.qos]
@@ -263,7 +263,11 @@ class Meter:
             phase=phase,
             gauges=gauges,
             submitted=gauges.submitted - self._submitted,
-            ops={key: _op_window(ops) for key, ops in bins.ops.items() if _any(ops)},
+            ops={
+                key: _op_window(ops)
+                for key, ops in bins.ops.items()
+                if ops.operations or ops.failed or ops.bytes
+            },
             classes={qos: _class_window(c) for qos, c in bins.classes.items()},
             machine=machine or {},
         )
@@ -278,31 +282,12 @@ class Meter:
         self._spare = bins
         return window
 
-    def _ops(self, tier: Tier, kind: OpKind) -> _Ops:
-        bins = self._live.ops.get((tier, kind))
-        if bins is None:
-            bins = self._live.ops[tier, kind] = _Ops()
-        return bins
-
 
 def _by_tag(bins: Bins) -> dict[str, Histogram]:
     histograms = {latency_tag(t.label, k.value): ops.latency for (t, k), ops in bins.ops.items()}
     for qos, each in bins.classes.items():
         histograms |= {f"response.{qos.value}": each.response, f"ttft.{qos.value}": each.ttft}
     return {tag: histogram for tag, histogram in sorted(histograms.items()) if histogram.count}
-
-
-def _tier_of(done: OpDone) -> Tier:
-    op = done.op
-    if done.failed is OpKind.READ and hasattr(op, "source"):
-        tier: Tier = op.source.tier
-    else:
-        tier = op.target.tier if hasattr(op, "target") else op.copy.tier
-    return tier
-
-
-def _any(ops: _Ops) -> bool:
-    return bool(ops.operations or ops.failed or ops.bytes)
 
 
 def _op_window(ops: _Ops) -> OpWindow:
@@ -354,7 +339,8 @@ class Series:
         self._last = 0  # how many ticks the last one is so far
 
     def add(self, window: Window) -> None:
-        if self._last < self.together and self.windows[-1:] and self._goes_on(window):
+        goes_on = bool(self.windows) and self.windows[-1].phase is window.phase
+        if goes_on and self._last < self.together:
             self.windows[-1] = joined(self.windows[-1], window)
             self._last += 1
             return
@@ -364,9 +350,6 @@ class Series:
             self.windows = _in_pairs(self.windows)
             self.together *= 2
             self._last = self.together  # whatever it is, the next one begins anew
-
-    def _goes_on(self, window: Window) -> bool:
-        return self.windows[-1].phase is window.phase
 
     def of(self, phase: Phase) -> list[Window]:
         return [window for window in self.windows if window.phase is phase]
@@ -388,18 +371,15 @@ def _in_pairs(windows: Sequence[Window]) -> list[Window]:
 def joined(first: Window, second: Window) -> Window:
     """Return two neighbours as one: counts add up, levels are the second's, and a percentile is the
     larger of the two, as nothing better can be known."""
-    return Window(
+    return replace(
+        second,
         start_ns=first.start_ns,
-        end_ns=second.end_ns,
-        phase=second.phase,
-        gauges=second.gauges,
         submitted=first.submitted + second.submitted,
         ops={
             key: _joined_ops([w.ops[key] for w in (first, second) if key in w.ops])
             for key in {**first.ops, **second.ops}
         },
         classes={qos: _joined_class(first.classes[qos], second.classes[qos]) for qos in Qos},
-        machine=second.machine,
         saturation=max(
             (w.saturation for w in (first, second) if w.saturation is not None),
             key=lambda level: level.level,

@@ -14,9 +14,9 @@ from kv_cache.config.schema import to_mapping
 from kv_cache.core.kinds import Qos
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.pace import MEASURED
-from kv_cache.metrics.recorder import SAMPLE_LIMIT, RequestStats
+from kv_cache.metrics.recorder import LATENCIES, SAMPLE_LIMIT, RequestStats
 from kv_cache.metrics.rules.sample import NO_MEASUREMENT
-from kv_cache.metrics.summary import LATENCIES, notes
+from kv_cache.metrics.summary import notes
 from kv_cache.metrics.window import window_row
 from kv_cache.result.counted import (
     AmplificationFacts,
@@ -106,7 +106,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
         "notes": [*([] if config.passport.measurement else [NO_MEASUREMENT]), *notes(outcome)],
         "passport": PassportFacts(evidence=_evidence(outcome)),
         "seed": outcome.seed,
-        "rank": RankFacts(**outcome.rank.to_json()),
+        "rank": RankFacts(**asdict(outcome.rank)),
         "not_submittable": list(outcome.not_submittable),
         "schedule": ScheduleFacts(
             sha256=outcome.schedule_sha256, requests_digested=outcome.schedule_requests

@@ -79,7 +79,7 @@ class RequestCounts(Struct, frozen=True, kw_only=True):
     histogram_compute: Histogram
 
     def latency(self, name: str) -> Histogram:
-        """Return the histogram of a latency of `metrics.summary.LATENCIES`."""
+        """Return the histogram of a latency of `metrics.recorder.LATENCIES`."""
         histogram: Histogram = getattr(self, f"histogram_{name}")
         return histogram
 

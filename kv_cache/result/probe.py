@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from kv_cache.config.profile import RefusedCell
 from kv_cache.core.bounded import Count, Number
 
 
@@ -36,15 +37,6 @@ class ProbeRun(Struct, frozen=True, kw_only=True):
     failed_operations: Count | None = None
 
 
-class RefusedStep(Struct, frozen=True, kw_only=True):
-    """A step that was not measured, and why."""
-
-    object_bytes: Count
-    concurrency: Count
-    step: str
-    reason: str
-
-
 class ProbeFacts(Struct, frozen=True, kw_only=True):
     """What is shown of a profile beside its grid. Profiles may be written by hand, with the grid
     alone."""
@@ -58,4 +50,4 @@ class ProbeFacts(Struct, frozen=True, kw_only=True):
     io: ProbedIo = ProbedIo()
     probe: ProbeRun = ProbeRun()
     notes: list[str] = []
-    refused: list[RefusedStep] = []
+    refused: list[RefusedCell] = []

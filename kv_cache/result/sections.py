@@ -14,14 +14,8 @@ from msgspec.structs import asdict
 from kv_cache.core.kinds import OpKind, Phase, Qos, RunMode, TierLabel
 from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.pace import MEASURED, Batch, MovedBytes, headline, together
-from kv_cache.metrics.summary import (
-    LATENCIES,
-    NETWORK,
-    latency_ms,
-    ratio,
-    size_numbers,
-    slos_met,
-)
+from kv_cache.metrics.recorder import LATENCIES
+from kv_cache.metrics.summary import NETWORK, latency_ms, ratio, size_numbers, slos_met
 from kv_cache.result.counted import (
     Classes,
     MergeableCounts,

@@ -7,6 +7,7 @@ Both libraries are extras and are imported only here; without either, or without
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -169,7 +170,7 @@ def find_devices(count: int) -> tuple[list[Callable[[], Device]], str]:
     else:
         cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if cards >= count:
-            return [_torch_maker(i) for i in range(count)], "torch"
+            return [partial(TorchDevice, "cuda", i) for i in range(count)], "torch"
         reasons.append(f"torch sees {cards} CUDA devices, {count} are wanted")
     try:
         import cupy
@@ -181,17 +182,9 @@ def find_devices(count: int) -> tuple[list[Callable[[], Device]], str]:
         except cupy.cuda.runtime.CUDARuntimeError:
             cards = 0
         if cards >= count:
-            return [_cupy_maker(i) for i in range(count)], "cupy"
+            return [partial(CupyDevice, i) for i in range(count)], "cupy"
         reasons.append(f"CuPy sees {cards} CUDA devices, {count} are wanted")
     return [], "; ".join(reasons)
-
-
-def _torch_maker(index: int) -> Callable[[], Device]:
-    return lambda: TorchDevice("cuda", index)
-
-
-def _cupy_maker(index: int) -> Callable[[], Device]:
-    return lambda: CupyDevice(index)
 
 
 class GpuStore(ArenaStore):

@@ -6,13 +6,13 @@ from itertools import groupby
 from pathlib import Path
 
 from kv_cache.config.profile import Cell as GridCell
-from kv_cache.config.profile import Profile, Service, profile_of
+from kv_cache.config.profile import Profile, RefusedCell, Service, profile_of
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.histogram import supported
 from kv_cache.result.metrics import Json
-from kv_cache.result.probe import ProbeFacts, RefusedStep
+from kv_cache.result.probe import ProbeFacts
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view import units
 from kv_cache.view.parts import (
@@ -179,7 +179,7 @@ def _rate(cell: GridCell | None) -> float | None:
     return None if cell is None else cell.bytes_per_second
 
 
-def refusal_texts(refused: Sequence[RefusedStep]) -> Iterator[str]:
+def refusal_texts(refused: Sequence[RefusedCell]) -> Iterator[str]:
     """Yield what was not measured, by reason."""
     points: dict[str, dict[str, None]] = {}
     for step in refused:

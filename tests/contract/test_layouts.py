@@ -18,7 +18,6 @@ from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers.buffers import BufferPool, aligned_bytes
 from kv_cache.tiers.nvme import NvmeStore, Striped, layouts, open_storage, uring
-from kv_cache.tiers.wrappers import Faulty
 from tests.stores import (
     BUCKET,
     BUFFER,
@@ -37,6 +36,7 @@ from tests.stores import (
     store_as,
     stored,
 )
+from tests.wrappers import Faulty
 
 NO_URING = uring.uring_missing()
 needs_uring = pytest.mark.skipif(NO_URING is not None, reason=NO_URING or "io_uring is here")

@@ -30,7 +30,6 @@ from kv_cache.tiers.nvme import NvmeStore, choose_engine, layouts
 from kv_cache.tiers.nvme.engines import Direct
 from kv_cache.tiers.nvme.layouts import FilePerObject
 from kv_cache.tiers.objects import ObjectStore
-from kv_cache.tiers.wrappers import Faulty
 from tests import s3server
 from tests.covering import by_day, covering
 from tests.stores import (
@@ -61,6 +60,7 @@ from tests.stores import (
     store_as,
     stored,
 )
+from tests.wrappers import Faulty
 
 SIZES = {
     "one page": PAGE_BYTES,

@@ -41,9 +41,9 @@ from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import Buffer
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import MISMATCH, Payload
-from kv_cache.tiers.wrappers import FLIP, LOST, SWAPPED, TORN, Fault, Faulty, Stall
 from tests.cli import SMALL, finish, prepare, run, start, worker_of
 from tests.stores import mounted
+from tests.wrappers import FLIP, LOST, SWAPPED, TORN, Fault, Faulty, Stall
 
 LAYOUTS = ("file", "arena", "bucket")
 SEED = 3  # of `SMALL`

@@ -45,7 +45,7 @@ from kv_cache.cli.flags import parse
 from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
-from kv_cache.files.machine import captured
+from kv_cache.files.environment import captured
 from kv_cache.files.writing import write_document
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import RULES, Thresholds, judge
@@ -56,9 +56,9 @@ from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme import choose_engine
 from kv_cache.tiers.payload import Payload
-from kv_cache.tiers.wrappers import LOST, Faulty, Throttled
 from tests import cli
 from tests.integration.test_runs import wait_for_objects
+from tests.wrappers import LOST, Faulty, Throttled
 
 QUIET = Path(__file__).parents[1] / "data/quiet_evidence.json"
 """Evidence of a valid run of 25 s on a disk (ext4 on vda)."""

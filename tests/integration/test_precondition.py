@@ -202,7 +202,7 @@ def test_a_signal_during_a_round_leaves_a_result_and_no_file(
 BROKEN = """
 import sys, functools
 import kv_cache.cli, kv_cache.app.run as run, kv_cache.app.precondition as precondition
-from kv_cache.tiers.wrappers import Faulty
+from tests.wrappers import Faulty
 def bug(kind, ref):
     if ref.copy_id == 20: raise RuntimeError('a bug in the program')
 run.open_run = precondition.open_run = functools.partial(

@@ -315,7 +315,7 @@ def test_a_dead_worker_ends_the_run_with_exit_code_1_and_a_result(tmp_path: Path
     script.write_text(
         "import sys, functools\n"
         "import kv_cache.cli, kv_cache.app.run as command\n"
-        "from kv_cache.tiers.wrappers import Faulty\n"
+        "from tests.wrappers import Faulty\n"
         "def bug(kind, ref):\n"
         "    if ref.copy_id == 20: raise RuntimeError('a bug in the program')\n"
         "command.open_run = functools.partial(\n"
@@ -483,7 +483,7 @@ DEFECT = """
 import functools, sys
 import kv_cache.cli, kv_cache.app.run as command, kv_cache.cli.progress as progress
 from kv_cache.core.kinds import Tier
-from kv_cache.tiers.wrappers import Throttled
+from tests.wrappers import Throttled
 
 def slow(store):
     return Throttled(store, bytes_per_second=20_000_000) if store.tier is Tier.NVME else store

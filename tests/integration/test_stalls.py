@@ -13,9 +13,9 @@ from benchmarks.devices import Faults, faulty_directory, ram_directory
 from kv_cache.app.verify import VerifyOptions, verify
 from kv_cache.core.units import MIB, NS_PER_MS
 from kv_cache.result.histograms import read_histogram
-from kv_cache.tiers.wrappers import Throttled
 from tests.integration import test_faults
 from tests.integration.test_faults import NO_LOOPS, Told, needs_devices, watched_run
+from tests.wrappers import Throttled
 
 Meanwhile = Callable[[Path, threading.Event], None]
 

@@ -158,7 +158,7 @@ BROKEN = """
 import sys, functools
 import kv_cache.cli, kv_cache.app.run as command
 from kv_cache.core.errors import PlaceError
-from kv_cache.tiers.wrappers import Faulty
+from tests.wrappers import Faulty
 real, count = command.open_run, [0]
 def bug(kind, ref):
     if ref.copy_id == 20: raise RuntimeError('a bug in the program')

@@ -11,7 +11,7 @@ from kv_cache.files.environment import (
     DEVICE_KEYS,
     Reader,
     block_device,
-    capture,
+    captured,
     cgroup_limits,
     cpu_model,
     git_commit,
@@ -27,7 +27,7 @@ def write(path: Path, text: str) -> None:
 
 
 def test_the_capture_is_json_and_says_what_it_could_not_read(tmp_path: Path) -> None:
-    found = capture(tmp_path / "not" / "there")
+    found = captured(tmp_path / "not" / "there")
     assert json.loads(json.dumps(found)) == found
     assert all(": " in line for line in found["unreadable"])
     assert found["packages"]["numpy"]
@@ -37,7 +37,7 @@ def test_the_capture_is_json_and_says_what_it_could_not_read(tmp_path: Path) -> 
 
 
 def test_the_capture_creates_nothing_and_breaks_on_no_path(tmp_path: Path) -> None:
-    found = capture(tmp_path / "a\0b")
+    found = captured(tmp_path / "a\0b")
     assert found["filesystem"]["type"] is None
     assert any(line.startswith("filesystem: ") for line in found["unreadable"])
     assert list(tmp_path.iterdir()) == []
@@ -49,7 +49,7 @@ def test_of_the_environment_only_what_changes_the_measurement_is_told(
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.setenv("SECRET_TOKEN", "do not tell")
-    found = capture(tmp_path)
+    found = captured(tmp_path)
     assert found["env"]["OMP_NUM_THREADS"] == "3"
     assert found["env"]["LD_PRELOAD"] == ""
     assert "do not tell" not in json.dumps(found)
@@ -58,7 +58,7 @@ def test_of_the_environment_only_what_changes_the_measurement_is_told(
 def test_a_memory_file_system_has_no_device_but_a_reason() -> None:
     if not os.path.isdir("/dev/shm"):
         pytest.skip("no /dev/shm")
-    found = capture(Path("/dev/shm/kv"))
+    found = captured(Path("/dev/shm/kv"))
     assert found["filesystem"]["type"] == "tmpfs"
     assert found["device"]["name"] is None
     assert "no block device" in found["device"]["reason"]

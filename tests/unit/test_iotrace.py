@@ -139,7 +139,7 @@ def test_rows_stand_in_the_order_of_asking_whatever_ends_first(tmp_path: Path) -
     head, *rows = rows_of(tmp_path / "ops.csv")
     assert ",".join(head) + "\r\n" == HEAD
     assert [row[0] for row in rows] == ["0.000001", "0.000002", "0.000003", "0.000009"]
-    assert trace.lines.written == 4
+    assert trace.written == 4
 
 
 def test_what_never_ended_is_left_out_as_in_the_result(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import pytest
 from kv_cache.bench.probes.throttles import (
     Throttles,
     between,
-    blkio_limits,
     cpu_stat,
-    io_max,
+    io_limits,
     memory_events,
     read_throttles,
     turbo,
@@ -140,9 +139,12 @@ def test_events_of_a_memory_limit_are_those_that_slow_down() -> None:
 
 
 def test_only_limits_in_force_are_named() -> None:
-    assert io_max("8:0 rbps=max wbps=5 riops=max wiops=max new=1\n") == [("8:0", "write_bps", "5")]
-    assert blkio_limits("read_iops", "8:0 7\n") == [("8:0", "read_iops", "7")]
-    assert blkio_limits("read_iops", "") == []
+    files = {"io.max": "8:0 rbps=max wbps=5 riops=max wiops=max new=1\n"}
+    none = dict.fromkeys(("read_bps", "read_iops", "write_iops"))
+    assert io_limits(2, files.get) == [("8:0", {"write_bps": 5, **none})]
+    files = {"blkio.throttle.read_iops_device": "8:0 7\n"}
+    assert io_limits(1, files.get) == [("8:0", {"read_iops": 7})]
+    assert io_limits(1, lambda name: None) == []
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.null import NullStore
 from kv_cache.tiers.nvme import NvmeStore, open_storage
 from kv_cache.tiers.payload import MISMATCH, Payload
-from kv_cache.tiers.wrappers import FLIP, Faulty
+from tests.wrappers import FLIP, Faulty
 
 BUFFER = 64 * KIB
 SIZE = 3 * BUFFER + 5 * PAGE_BYTES

@@ -13,7 +13,6 @@ from kv_cache.core.units import NS_PER_S, PAGE_BYTES
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.nvme import open_storage
-from kv_cache.tiers.wrappers import FLIP, LOST, SWAPPED, TORN, Fault, Faulty, Stall, Throttled
 from tests.stores import (
     BUFFER,
     CAPACITY,
@@ -25,6 +24,7 @@ from tests.stores import (
     store_as,
     stored,
 )
+from tests.wrappers import FLIP, LOST, SWAPPED, TORN, Fault, Faulty, Stall, Throttled
 
 
 def on(kind: OpKind, what: str | Stall) -> Fault:

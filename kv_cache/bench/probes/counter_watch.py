@@ -21,12 +21,10 @@ the third came with Linux 4.18."""
 class CounterWatch:
     """Looks from `start` to `stop`."""
 
-    def __init__(
-        self, clock: MonotonicClock, devices: Sequence[str], root: Path = Path("/")
-    ) -> None:
+    def __init__(self, clock: MonotonicClock, devices: Sequence[str]) -> None:
         """`devices` as `counters.device_of` names them; none = there is nothing to look at."""
         self._clock = clock
-        self._stats = [root / "sys/class/block" / device / "stat" for device in devices]
+        self._stats = [Path("/sys/class/block", device, "stat") for device in devices]
         self._stillness = Stillness()
         self._lock = threading.Lock()
         self._ended = threading.Event()

@@ -17,8 +17,8 @@ SECTOR_BYTES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskStats:
-    """Since the machine's start, or the difference of two. `in_flight` is a level: a difference
-    carries the later one.
+    """Since the machine's start, or the difference of two, in the order of the kernel's columns.
+    `in_flight` is a level: a difference carries the later one.
 
     An operation is a request that has ended; what was merged into another is none. `read_ms` and
     `write_ms` add up the operations' times, `busy_ms` is the time in which there was any, and
@@ -26,12 +26,12 @@ class DiskStats:
     """
 
     reads: int
-    writes: int
     reads_merged: int
-    writes_merged: int
     read_bytes: int
-    write_bytes: int
     read_ms: int
+    writes: int
+    writes_merged: int
+    write_bytes: int
     write_ms: int
     in_flight: int
     busy_ms: int
@@ -64,16 +64,7 @@ def parse(text: str, devices: Sequence[str]) -> dict[str, DiskStats]:
 
 
 def _stats(row: Sequence[int]) -> DiskStats:
-    return DiskStats(
-        reads=row[0],
-        reads_merged=row[1],
-        read_bytes=row[2] * SECTOR_BYTES,
-        read_ms=row[3],
-        writes=row[4],
-        writes_merged=row[5],
-        write_bytes=row[6] * SECTOR_BYTES,
-        write_ms=row[7],
-        in_flight=row[8],
-        busy_ms=row[9],
-        waiting_ms=row[10],
-    )
+    values = dict(zip(DiskStats.__slots__, row, strict=True))
+    values["read_bytes"] *= SECTOR_BYTES
+    values["write_bytes"] *= SECTOR_BYTES
+    return DiskStats(**values)

@@ -8,7 +8,7 @@ parent, which inherits the counters.
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,7 @@ def snapshot(proc: Path = Path("/proc"), *, excluded: Collection[int] | None = N
     """
     ours = {os.getpid(), *_ours} if excluded is None else set(excluded)
     pids = (int(name) for name in os.listdir(proc) if name.isdigit())
-    processes = (_process(proc, pid) for pid in pids if pid not in ours)
-    return {process.pid: process for process in processes if process is not None}
+    return snapshot_of([pid for pid in pids if pid not in ours], proc)
 
 
 def snapshot_of(pids: Collection[int], proc: Path = Path("/proc")) -> Snapshot:
@@ -116,11 +115,8 @@ def _moved(
     counted = [child for child in ended if child.parent == process.pid]
     if earlier is not None and _same(earlier, process):
         counted.append(earlier)
-    return ProcessIo(
-        pid=process.pid,
-        started=process.started,
-        parent=process.parent,
-        name=process.name,
+    return replace(
+        process,
         read_bytes=max(0, process.read_bytes - sum(other.read_bytes for other in counted)),
         write_bytes=max(0, process.write_bytes - sum(other.write_bytes for other in counted)),
     )

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from kv_cache.bench.probes.link import controllers_of
 from kv_cache.bench.probes.network import is_here
-from kv_cache.bench.procfs import text_of
+from kv_cache.bench.procfs import block_device, text_of
 from kv_cache.core.mounts import MEMORY_FILESYSTEMS, Mount, mount_of, parse_mounts
 
 _MOST_LEVELS = 24  # of one way down: a path of another mount namespace can lead in circles
@@ -166,7 +166,7 @@ class _Walk:
             yield trail.down(_shown(real)).unseen("no mount of this process holds it")
             return
         trail = trail.down(f"{mount.kind} {_shown(mount.point)}")
-        if _without_barrier(mount):
+        if any(_NO_BARRIER.fullmatch(option) for option in mount.all_options):
             self.no_barrier.append(trail.path[-1])
         if mount.kind in MEMORY_FILESYSTEMS:
             yield trail.foot(FootKind.RAM, "it is a file system in RAM")
@@ -174,7 +174,7 @@ class _Walk:
             yield trail.unseen("a process answers for this file system (FUSE)")
         elif mount.kind == "btrfs":
             yield from self._btrfs(mount, trail)
-        elif (device := self._numbered(mount.major_minor)) is not None:
+        elif (device := block_device(mount.major_minor, self._root)) is not None:
             yield from self.device(device, trail)
         else:
             yield trail.unseen("this file system has no block device of this machine")
@@ -320,10 +320,6 @@ class _Walk:
         link = self._root / "sys/class/block" / name
         return Path(os.path.realpath(link)) if link.exists() else None
 
-    def _numbered(self, major_minor: str) -> str | None:
-        link = self._root / "sys/dev/block" / major_minor
-        return os.path.basename(os.path.realpath(link)) if link.exists() else None
-
     def _node(self, path: str) -> str | None:
         """Return the block device whose node this is."""
         if self._root == Path("/"):
@@ -333,7 +329,7 @@ class _Walk:
                 return None
             if not stat.S_ISBLK(status.st_mode):
                 return None
-            return self._numbered(f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}")
+            return block_device(f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}")
         name = path.removeprefix("/dev/")
         return name if path.startswith("/dev/") and self._sysfs(name) is not None else None
 
@@ -348,10 +344,6 @@ def _path_in(path: Path) -> str | None:
 
 def _shown(path: str) -> str:
     return os.fsencode(path).decode(errors="replace")
-
-
-def _without_barrier(mount: Mount) -> bool:
-    return any(_NO_BARRIER.fullmatch(option) for option in mount.all_options)
 
 
 def _known(name: str, table: Mapping[re.Pattern[str], str]) -> str | None:

@@ -5,19 +5,21 @@ Counters are differences over a window; limits are named where they held at eith
 Sources: admin-guide/cgroup-v2.rst, cgroup-v1/, scheduler/sched-bwc.rst, pm/cpufreq.rst.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kv_cache.bench.linux import usable_cpus
-from kv_cache.bench.procfs import cgroup_directories, text_of
+from kv_cache.bench.procfs import block_device, cgroup_directories, text_of
 from kv_cache.core.units import NS_PER_US, ns_to_s
 
 _V1_KINDS = ("read_bps", "write_bps", "read_iops", "write_iops")
 _V2_KINDS = {"rbps": "read_bps", "wbps": "write_bps", "riops": "read_iops", "wiops": "write_iops"}
 _CPU = "sys/devices/system/cpu"
+
+Reads = Callable[[str], str | None]
+"""Returns the text of a file of one cgroup; None if it is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +70,8 @@ def usable_cores(root: Path = Path("/")) -> float:
     """Return the cores that this process may use: those it may run on, or fewer if a cgroup has a
     quota."""
     version, directories = _directories(root, "cpu")
-    quotas = (_quota(root / name.lstrip("/"), version) for name in directories)
-    allowed = float(usable_cpus())
-    return min([allowed, *(quota for quota in quotas if quota is not None)])
-
-
-def _quota(directory: Path, version: int) -> float | None:
-    """Return the quota in cores; None = no limit, which v2 writes as `max` and v1 as -1."""
-    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    words = " ".join(text_of(directory / name) or "" for name in names).split()
-    if len(words) != 2 or not words[0].isdigit() or not words[1].isdigit():
-        return None
-    return int(words[0]) / int(words[1])
+    limits = (cpu_limit(version, _reads(root, directory)) for directory in directories)
+    return min([float(usable_cpus()), *(limit for limit in limits if limit is not None)])
 
 
 def cpu_stat(text: str) -> tuple[int | None, int | None]:
@@ -100,20 +92,39 @@ def memory_events(text: str) -> int | None:
     return _sum(values.get(name) for name in ("high", "max", "oom"))
 
 
-def io_max(text: str) -> list[tuple[str, str, str]]:
-    """Parse an io.max: (device, kind, limit) for each limit."""
+def cpu_limit(version: int, read: Reads) -> float | None:
+    """Return the limit of one cgroup in CPUs: the time that may be used in each period, over the
+    period. None = no limit, which v2 writes as `max` and v1 as -1."""
+    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    words = " ".join(read(name) or "" for name in names).split()
+    if len(words) != 2 or not words[0].isdigit() or not words[1].isdigit():
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def io_limits(version: int, read: Reads) -> list[tuple[str, dict[str, int | None]]]:
+    """Return devices with their limits in one cgroup, in the words of version 1; None = no
+    limit."""
+    if version == 2:
+        return [_io_max(line) for line in (read("io.max") or "").splitlines()]
     return [
-        (device, _V2_KINDS[name], value)
-        for device, *pairs in (line.split() for line in text.splitlines())
-        for name, _, value in (pair.partition("=") for pair in pairs)
-        if name in _V2_KINDS and value != "max"
+        (device, {kind: as_limit(value)})
+        for kind in _V1_KINDS
+        for line in (read(f"blkio.throttle.{kind}_device") or "").splitlines()
+        for device, _, value in (line.partition(" "),)
     ]
 
 
-def blkio_limits(kind: str, text: str) -> list[tuple[str, str, str]]:
-    """Parse a version 1 blkio.throttle.KIND_device likewise."""
-    pairs = (line.split() for line in text.splitlines())
-    return [(pair[0], kind, pair[1]) for pair in pairs if len(pair) == 2]
+def _io_max(line: str) -> tuple[str, dict[str, int | None]]:
+    """Parse `254:0 rbps=1000 wbps=max riops=max wiops=max`."""
+    device, *pairs = line.split()
+    limits = (pair.partition("=") for pair in pairs)
+    return device, {_V2_KINDS[k]: as_limit(value) for k, _, value in limits if k in _V2_KINDS}
+
+
+def as_limit(text: str | None) -> int | None:
+    """Return a limit as a number; `max` and, in version 1, -1 are no limit."""
+    return int(text) if text and text.isdigit() else None
 
 
 def turbo(no_turbo: str | None, boost: str | None) -> str | None:
@@ -135,25 +146,12 @@ def _io_limits(root: Path) -> tuple[str, ...]:
     """List the limits of every device: `vda read_bps=1000 (/sys/fs/cgroup/a)`."""
     version, directories = _directories(root, "blkio")
     return tuple(
-        f"{_device_name(root, device)} {kind}={limit} ({directory})"
+        f"{block_device(device, root) or device} {kind}={limit} ({directory})"
         for directory in directories
-        for device, kind, limit in _limits_in(root / directory.lstrip("/"), version)
+        for device, limits in io_limits(version, _reads(root, directory))
+        for kind, limit in limits.items()
+        if limit is not None
     )
-
-
-def _limits_in(directory: Path, version: int) -> list[tuple[str, str, str]]:
-    if version == 2:
-        return io_max(text_of(directory / "io.max") or "")
-    return [
-        limit
-        for kind in _V1_KINDS
-        for limit in blkio_limits(kind, text_of(directory / f"blkio.throttle.{kind}_device") or "")
-    ]
-
-
-def _device_name(root: Path, number: str) -> str:
-    link = root / "sys/dev/block" / number
-    return os.path.basename(os.path.realpath(link)) if link.exists() else number
 
 
 def _memory_files(version: int) -> tuple[str, ...]:
@@ -167,9 +165,13 @@ def _texts(root: Path, controller: str, names: Callable[[int], tuple[str, ...]])
     version, directories = _directories(root, controller)
     contents = []
     for directory in directories:
-        texts = (text_of(root / directory.lstrip("/") / name) for name in names(version))
+        texts = map(_reads(root, directory), names(version))
         contents.append(next((text for text in texts if text is not None), None))
     return [text for text in contents if text is not None]
+
+
+def _reads(root: Path, directory: str) -> Reads:
+    return lambda name: text_of(root / directory.lstrip("/") / name)
 
 
 def _directories(root: Path, controller: str) -> tuple[int, tuple[str, ...]]:

@@ -4,10 +4,7 @@ from collections.abc import Iterator
 
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, Status, invalid, nothing, suspect, unknown, well
-from kv_cache.metrics.rules.readings import (
-    SHORT_WINDOW_S,
-    percent,
-)
+from kv_cache.metrics.rules.readings import SHORT_WINDOW_S, percent
 
 _FEW_UNFINISHED = 0.1  # of the requests, where an open load is kept up with
 

@@ -4,9 +4,7 @@ from collections.abc import Iterator
 
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, suspect, well
-from kv_cache.metrics.rules.readings import (
-    percent,
-)
+from kv_cache.metrics.rules.readings import percent
 
 
 def completeness(e: Evidence, t: Thresholds) -> Iterator[Look]:

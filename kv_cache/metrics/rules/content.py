@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, nothing, suspect, unknown, well
-from kv_cache.metrics.rules.readings import (
-    percent,
-)
+from kv_cache.metrics.rules.readings import percent
 
 _FEW_SAMPLES = 16
 

@@ -6,12 +6,7 @@ from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, nothing, suspect, unknown, well
 from kv_cache.metrics.rules.object_storage import against_network
-from kv_cache.metrics.rules.readings import (
-    DIRECTIONS,
-    on_objects,
-    percent,
-    too_few,
-)
+from kv_cache.metrics.rules.readings import DIRECTIONS, on_objects, percent, too_few
 
 
 def accounted_device(e: Evidence, t: Thresholds) -> Iterator[Look]:

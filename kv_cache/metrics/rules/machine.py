@@ -6,11 +6,7 @@ from collections.abc import Iterator, Mapping
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, suspect, unknown, well
-from kv_cache.metrics.rules.readings import (
-    first_few,
-    moved,
-    percent,
-)
+from kv_cache.metrics.rules.readings import first_few, moved, percent
 
 REAL_IO = "real-io"
 VIRTUAL_TIME = "virtual-time"

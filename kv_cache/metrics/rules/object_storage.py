@@ -6,10 +6,7 @@ from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Rule, Thresholds
 from kv_cache.metrics.judging import Look, invalid, nothing, unknown, well
 from kv_cache.metrics.rules.page_cache import above_the_link
-from kv_cache.metrics.rules.readings import (
-    on_objects,
-    percent,
-)
+from kv_cache.metrics.rules.readings import on_objects, percent
 
 _ON_OBJECTS: Mapping[str, str] = {
     "V1": "object storage: no page cache of this machine lies before it; caches of the server's "

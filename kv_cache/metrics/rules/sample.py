@@ -2,16 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from kv_cache.core.kinds import RunMode
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, nothing, suspect, well
+from kv_cache.metrics.pace import KINDS, MEASURED
 
-_MEASURED: Mapping[str, tuple[str, ...]] = {
-    RunMode.STANDARD: ("read", "write"),
-    RunMode.PREFILL_ONLY: ("write",),
-    RunMode.DECODE_ONLY: ("read",),
-}
-"""What each mode asks of storage."""
 NO_MEASUREMENT = (
     "this run is declared to be no measurement (passport.measurement: false), and how much was "
     "measured is not judged"
@@ -24,7 +18,7 @@ def least_sample(e: Evidence, t: Thresholds) -> Iterator[Look]:
         yield nothing(NO_MEASUREMENT)
         return
     ranks = max(1.0, e.number("sample.ranks") or 1.0)
-    sides = _MEASURED.get(e.text("sample.mode") or "", _MEASURED[RunMode.STANDARD])
+    sides = MEASURED.get(e.text("sample.mode") or "", KINDS)
     counts = {kind: e.number(f"sample.{kind}_operations") for kind in sides}
     for kind in (kind for kind, ended in counts.items() if ended is None):
         yield suspect(f"how many storage {kind}s ended in the window is not known; run again")

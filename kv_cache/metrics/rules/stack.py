@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, nothing, suspect, unknown, well
+from kv_cache.metrics.rules.readings import DIRECTIONS, percent
 
 _RAM, _UNSEEN, _DISK = "ram", "unseen", "disk"
 _SYNCING = ("object", "batch")
@@ -51,7 +52,7 @@ def _lost_on_the_way(e: Evidence, t: Thresholds, disks: Sequence[Evidence]) -> I
     """What the upper device counted and the disks did not. What the upper one lacks is V19's."""
     if e.words("stack.not_compared"):
         return
-    for kind, past in (("read", "read"), ("write", "written")):
+    for kind, past in DIRECTIONS:
         claimed, device, foot = e.numbers(
             f"ledger.{kind}", "claimed_bytes", "device_bytes", "foot_bytes"
         )
@@ -64,7 +65,7 @@ def _lost_on_the_way(e: Evidence, t: Thresholds, disks: Sequence[Evidence]) -> I
             grave = share < t.least_device_share
             yield (invalid if grave else suspect)(
                 f"of {human_bytes(claimed)} {past} {_names(disks)} counted only "
-                f"{100 * share:.1f} %, though the device above counted all ({_path(disks[0])}): "
+                f"{percent(share)}, though the device above counted all ({_path(disks[0])}): "
                 "something between them answered the rest; use a directory on the drive itself"
             )
 

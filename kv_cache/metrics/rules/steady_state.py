@@ -6,11 +6,7 @@ from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, nothing, suspect, unknown, well
 from kv_cache.metrics.rules.gaps import stood_still
-from kv_cache.metrics.rules.readings import (
-    LEAST_TREND_S,
-    on_objects,
-    percent,
-)
+from kv_cache.metrics.rules.readings import LEAST_TREND_S, on_objects, percent
 from kv_cache.metrics.steady import (
     ROUNDS,
     Steadiness,

@@ -132,14 +132,7 @@ class FilePerObject:
             fd = self._root.create(name, flags | (os.O_RDWR if allocate else os.O_WRONLY))
         self._writing[ref.copy_id] = fd
         spans = (Span(fd, 0, ref.nbytes),)
-        if allocate:
-            try:
-                with steps.timed("allocate"):
-                    os.posix_fallocate(fd, 0, ref.nbytes)
-            except BaseException:
-                self.abort(ref, spans)
-                raise
-        return spans
+        return _allocated(self, ref, spans, steps) if allocate else spans
 
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
         with steps.timed("close"):
@@ -330,14 +323,7 @@ class Buckets:
             self._of[ref.copy_id] = bucket
             self._writing.add(ref.copy_id)
         spans = (Span(bucket.fd, offset, ref.nbytes),)
-        if allocate:
-            try:
-                with steps.timed("allocate"):
-                    os.posix_fallocate(bucket.fd, offset, ref.nbytes)
-            except BaseException:
-                self.abort(ref, spans)
-                raise
-        return spans
+        return _allocated(self, ref, spans, steps) if allocate else spans
 
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
         self._written(ref, steps, keep=True)
@@ -480,6 +466,17 @@ class Buckets:
             ) from error
         finally:
             self._root.unlink(name)
+
+
+def _allocated(layout: Layout, ref: CopyRef, spans: Spans, steps: Steps) -> Spans:
+    """Return the one span of a new object, whose space is allocated, or the object is gone."""
+    try:
+        with steps.timed("allocate"):
+            os.posix_fallocate(*spans[0])
+    except BaseException:
+        layout.abort(ref, spans)
+        raise
+    return spans
 
 
 def require_size(span: Span) -> None:

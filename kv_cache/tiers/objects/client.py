@@ -111,12 +111,11 @@ class Client:
         while chunk := self._tried("list", lambda: next(stream, ()), again=again):
             yield chunk
 
-    def directories(self, prefix: str, *, again: bool = True) -> Sequence[str]:
+    def directories(self, prefix: str) -> Sequence[str]:
         """Return the next parts of the keys that go on below a prefix, each with all before it."""
         listing = self._tried(
             "list",
             lambda: self._obstore.list_with_delimiter(self._once, prefix=prefix or None),
-            again=again,
         )
         return list(listing["common_prefixes"])
 
