@@ -13,6 +13,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -218,6 +219,7 @@ def _packages(reader: Reader) -> dict[str, str | None]:
     }
 
 
+@cache
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
