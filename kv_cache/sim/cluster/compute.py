@@ -46,25 +46,9 @@ class ComputeModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NoTime:
-    token_ns: float = 0.0
-
-    def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
-        return 0
-
-    def run_ns(self, sequences: int, context: int, steps: int) -> int:
-        return 0
-
-    def steps_in(self, sequences: int, context: int, ns: int) -> int:
-        return 0 if ns <= 0 else NEVER
-
-    def prefill_ns(self, tokens: int, before: int) -> int:
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
 class Rates:
-    """ns per token of prompts and of answers, and of each step."""
+    """ns per token of prompts and of answers, and of each step; where all are 0, nothing takes
+    time."""
 
     prompt_ns: float
     token_ns: float
@@ -165,7 +149,7 @@ def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: in
     """Return the model of one group of instances."""
     overhead = section.step_overhead_us * NS_PER_US
     if section.compute == "none":
-        return NoTime()
+        return Rates(0.0, 0.0, 0.0)
     if section.compute == "rate":
         return Rates(
             _each_ns(section.prefill_tokens_per_s), _each_ns(section.decode_tokens_per_s), overhead
