@@ -199,8 +199,9 @@ def test_unlimited_hbm_finds_what_the_benchmark_finds_in_the_mooncake_trace() ->
         chain = PrefixChain()
         requests = mooncake(chain, whole=whole)
         cluster, found = ran(one_instance(200_000, 512), requests, chain)
-        assert cluster.counts.looked_up == looked_up
-        assert sum(found.values()) == cluster.counts.hits["hbm"] == cluster.counts.ceiling == hits
+        blocks = cluster.counts.blocks
+        assert blocks.looked_up == looked_up
+        assert sum(found.values()) == blocks.hits["hbm"] == blocks.ceiling == hits
 
 
 def test_lru_finds_in_the_mooncake_trace_what_it_finds_block_by_block() -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 
 from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.flight import Flight
-from kv_cache.sim.cluster.prefix_match import held, match
+from kv_cache.sim.cluster.prefix_match import match
 from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Loads
 
@@ -68,7 +68,7 @@ class _RouterView:
             scope = getattr(fabric.scenario.tiers, tier).scope
             near = []
             if scope != "cluster":
-                near = [i for i in self.members if fabric.storage.where(scope, i)[0] == index]
+                near = [i for i in self.members if fabric.topology.pool_of(scope, i)[0] == index]
             self._reaching[tier, index] = near
         return near
 
@@ -126,7 +126,8 @@ class DecodeSide(_RouterView):
         have = 0
         if there is not None and flight.path:
             most = flight.target // fabric.block_tokens
-            have = held(there.pool, flight.path, fabric.chain, most) * fabric.block_tokens
+            parts = match((there.pool,), flight.path, fabric.chain, most)
+            have = sum(part.end - part.start for part in parts) * fabric.block_tokens
         missing = flight.target - have
         if instance == flight.home:
             return 0.0, 0.0, 0

@@ -50,12 +50,13 @@ class Sampler:
         columns["decoding"].append(phases[DECODE])
         columns["transferring"].append(phases[TRANSFER])
         columns["hbm_blocks"].append(cluster.storage.watches["hbm"].total)
+        requests = cluster.counts.requests
         now = (
             cluster.counts.output_tokens,
             cluster.counts.prefill_tokens,
-            cluster.counts.finished,
-            cluster.counts.rejected.total(),
-            cluster.counts.aborted.total(),
+            requests.finished,
+            requests.rejected.total(),
+            requests.aborted.total(),
         )
         for name, total in zip(SUMMED, now, strict=True):
             columns[name].append(total - self._totals[name])

@@ -63,21 +63,9 @@ class ClusterStorage:
 
     def _tier_pool(self, tier: str, instance: int) -> BlockPool:
         section: TierSection = getattr(self._section, tier)
-        index, vertex = self.where(section.scope, instance)
+        index, vertex = self._topology.pool_of(section.scope, instance)
         capacity = int(section.capacity_gib * GIB) // self._block_bytes
         return self._pool(tier, index, vertex, capacity, section)
-
-    def where(self, scope: str, instance: int) -> tuple[int, int]:
-        """Return index and vertex of the pool of that scope which an instance reaches."""
-        topology = self._topology
-        node, rack = topology.place_of(instance)
-        if scope == "device":
-            return instance, instance
-        if scope == "node":
-            return node, topology.node(node)
-        if scope == "rack":
-            return rack, topology.rack(rack)
-        return 0, topology.core
 
     def _pool(
         self, tier: str, index: int, vertex: int, capacity: int, section: TierSection | None

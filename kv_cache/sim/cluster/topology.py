@@ -70,8 +70,9 @@ class ClusterTopology:
         self._firsts = _firsts(scenario)
         self.instances = self._firsts.pop()
         self._node_of = _spread(scenario, self.instances, self.nodes)
-        self._first_of = (0, self.instances, self.instances + self.nodes)
-        self.core = self.instances + self.nodes + self.racks
+        sizes = (self.instances, self.nodes, self.racks)
+        self._first_of = (0, *accumulate(sizes))
+        self.core = self._first_of[_CORE]
         self.vertices = self.core + 1
         self._links: dict[int, NetworkLink | None] = {}
         self._devices: dict[tuple[str, int, str], NetworkLink] = {}
@@ -101,6 +102,16 @@ class ClusterTopology:
         node = self._node_of[instance]
         return node, node // self._nodes_per_rack
 
+    def pools(self, scope: str) -> int:
+        """Count the pools that a tier of this scope can have."""
+        return (self.instances, self.nodes, self.racks, 1)[_LEVEL_OF_SCOPE[scope]]
+
+    def pool_of(self, scope: str, instance: int) -> tuple[int, int]:
+        """Return index and vertex of the pool of that scope which an instance reaches."""
+        level = _LEVEL_OF_SCOPE[scope]
+        vertex = self._above(instance, level)
+        return vertex - self._first_of[level], vertex
+
     def group_of(self, instance: int) -> str:
         return self._groups[bisect_right(self._firsts, instance) - 1]
 
@@ -110,7 +121,7 @@ class ClusterTopology:
         return "core" if level == _CORE else f"{_WORDS[level]}:{vertex - self._first_of[level]}"
 
     def _level(self, vertex: int) -> int:
-        return _CORE if vertex == self.core else bisect_right(self._first_of, vertex) - 1
+        return bisect_right(self._first_of, vertex) - 1
 
     def _above(self, vertex: int, level: int) -> int:
         """Find the vertex above one, at a level that is not below its own."""
@@ -303,7 +314,7 @@ class ClusterTopology:
         """Yield the vertices to which a vertex has a direct link, except NVLink."""
         level = self._level(vertex)
         default = [] if level == _CORE else [self._above(vertex, level + 1)]
-        index = vertex - self._first_of[level] if level < _CORE else 0
+        index = vertex - self._first_of[level]
         if level == _NODE:
             default += self._members[index]
         elif level == _RACK:
