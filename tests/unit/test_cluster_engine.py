@@ -13,12 +13,12 @@ from kv_cache.core.errors import BrokenLawError
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.cluster import Cluster
 from kv_cache.sim.cluster.compute import ComputeModel, Rates, Roofline, pairs_of
+from kv_cache.sim.cluster.fleet import Loads
 from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.laws import Log
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.router import Loads
 from tests.cluster import Plain, gib, random_values, scenario_of, serve
 from tests.traces import real_trace
 

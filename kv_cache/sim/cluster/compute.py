@@ -102,15 +102,13 @@ class Roofline:
         if ahead and change and (ahead > 0) != (change > 0):
             crossing = -ahead / change  # infinite where hardly anything changes
             turn = ceil(crossing) if crossing < steps else steps
-        first = _series(
-            flops if ahead > 0 or (not ahead and change > 0) else nbytes,
-            self._growth(sequences, ahead > 0 or (not ahead and change > 0)),
-            0,
-            turn,
-        )
-        rest = _series(
-            nbytes if ahead > 0 else flops, self._growth(sequences, ahead <= 0), turn, steps
-        )
+        more_flops, more_bytes = sequences * self.flop_pair, sequences * self.byte_token
+        if ahead > 0 or (not ahead and change > 0):
+            first = _series(flops, more_flops, 0, turn)
+            rest = _series(nbytes, more_bytes, turn, steps)
+        else:
+            first = _series(nbytes, more_bytes, 0, turn)
+            rest = _series(flops, more_flops, turn, steps)
         return ceil(steps * self.overhead + first + rest)
 
     def steps_in(self, sequences: int, context: int, ns: int) -> int:
@@ -125,9 +123,6 @@ class Roofline:
             else:
                 low = middle + 1
         return low
-
-    def _growth(self, sequences: int, flops: bool) -> float:
-        return sequences * (self.flop_pair if flops else self.byte_token)
 
     def prefill_ns(self, tokens: int, before: int) -> int:
         return self.step_ns(tokens, pairs_of(before, tokens), before, 0, 0)

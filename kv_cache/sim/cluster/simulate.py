@@ -45,8 +45,11 @@ def simulate(
     """Serve all requests of `source`. `progress` gets the number of requests that have ended.
     Raises ConfigError if the scenario's parts do not go together, BrokenLawError if a law of the
     simulation is broken."""
+    log = None if on_event is None else Log(on_event)
+    listener = None if log is None else log.hear
     try:
-        return _simulate(scenario, source, chain, on_event, progress, profiles or {})
+        cluster = Cluster(scenario, source, chain, on_event=listener, profiles=profiles)
+        return _serve(cluster, log, progress)
     except OverflowError as error:
         raise ConfigError(
             f"scenario {scenario.name}: it takes longer than the 292 years (2^63 ns) that virtual "
@@ -55,22 +58,12 @@ def simulate(
         ) from error
 
 
-def _simulate(
-    scenario: Scenario,
-    source: RequestSource,
-    chain: PrefixChain,
-    on_event: OnEvent | None,
-    progress: OnProgress | None,
-    profiles: Mapping[str, ProfileModel],
-) -> ClusterOutcome:
-    log = None if on_event is None else Log(on_event)
-    listener = None if log is None else log.hear
-    cluster = Cluster(scenario, source, chain, on_event=listener, profiles=profiles)
+def _serve(cluster: Cluster, log: Log | None, progress: OnProgress | None) -> ClusterOutcome:
+    """Serve all requests, and check the laws on the way and at the end."""
     collector = _Collector(cluster)
     cluster.on_finish = collector.finished
     cluster.on_measuring = collector.measuring
-    watch = scenario.watch
-    sampler = Sampler(cluster, watch.series_interval_ms, watch.series_points)
+    sampler = Sampler(cluster)
     checks: Counter[str] = Counter()
     try:
         cluster.begin()
