@@ -117,15 +117,6 @@ def test_vertices_have_the_names_that_wires_use() -> None:
     assert named == ["instance:0", "instance:15", "node:3", "rack:1", "core"]
 
 
-@pytest.mark.parametrize(
-    ("instances", "said"),
-    [({}, "there are none"), ({"a": {"count": 10}, "b": {"count": 7}}, "16 places")],
-)
-def test_instances_need_places(instances: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        topology(instances=instances)
-
-
 def test_ten_thousand_instances_cost_nothing_until_they_talk() -> None:
     plan = scenario(
         topology={"racks": 160, "nodes_per_rack": 8, "instances_per_node": 8},
@@ -288,25 +279,6 @@ def test_a_wire_like_the_default_changes_no_way() -> None:
     for a in range(plain.vertices):
         for b in range(plain.vertices):
             assert ends(plain.path(a, b)) == ends(same.path(a, b))
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "said"),
-    [
-        ("node:0", "node:0", "both ends are node:0"),
-        ("gpu:0", "node:0", r"wires\.w\.a: 'gpu:0' is not an end of a wire"),
-        ("node:0", "node:-1", r"wires\.w\.b: 'node:-1' is not an end"),
-        ("node:0", "instance:16", "there is no instance:16; the last is instance:15"),
-    ],
-)
-def test_a_wire_needs_two_ends_that_are_there(a: str, b: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        wired(w=(a, b, 1.0, 1.0))
-
-
-def test_two_wires_between_the_same_ends_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"wires\.v: network\.wires\.w has the same ends"):
-        wired(w=("node:0", "core", 1.0, 1.0), v=("core", "node:0", 1.0, 1.0))
 
 
 def test_wires_are_for_topologies_in_which_ways_can_be_searched() -> None:
