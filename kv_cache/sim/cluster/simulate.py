@@ -212,7 +212,7 @@ class _Collector:
                 fact = families[link.family] = LinkFacts(
                     kind=link.family, links=0, transfers=0, bytes_by_cause=Counter(), busy_ns=0,
                     busiest_ns=-1, busiest="",
-                    servers=link.measured.depth if link.measured else link.servers,
+                    servers=link.measured.depth if link.measured else 1,
                 )  # fmt: skip
             busy = link.busy_ns - base[1]
             fact.links += 1
