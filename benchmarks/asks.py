@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 from kv_cache.config.scenario import ModelSection, Scenario, WorkloadSection
 from kv_cache.config.scenario_trace import open_work
 from kv_cache.core.units import NS_PER_S
@@ -113,9 +113,7 @@ def main() -> None:
     shared = Path(os.environ.get("KV_TRACES") or ROOT.parent / "shared" / "traces")
     parser.add_argument("--traces", type=Path, default=shared, help="where the real traces are")
     options = parser.parse_args()
-    found = list(figures(options.requests, options.traces))
-    print(table(found))
-    sys.exit(0 if all(figure.met for figure in found) else 1)
+    finish(figures(options.requests, options.traces))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.devices import BURST_S, leave_cleanly_on_sigterm, throttled_directory
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 from kv_cache.app.capacity import CapacityOptions, capacity, configured
 from kv_cache.config.load import Invocation
 from kv_cache.view.terminal import terminal
@@ -113,9 +113,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two searches a device, short probes")
     options = parser.parse_args()
     leave_cleanly_on_sigterm()
-    found = figures(quick=options.quick)
-    print(table(found))
-    sys.exit(0 if all(row.met for row in found) else 1)
+    finish(figures(quick=options.quick))
 
 
 if __name__ == "__main__":

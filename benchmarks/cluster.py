@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = 5
@@ -129,8 +129,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=RUNS)
     rows = figures(parser.parse_args().runs)
-    print(f"\n{table(rows)}")
-    sys.exit(0 if all(row.met for row in rows) else 1)
+    print()
+    finish(rows)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import monitors
-from benchmarks.figures import Figure, shares_of_a_core, table
+from benchmarks.figures import Figure, share_of_a_core, table
 from kv_cache.bench import endpoint
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.units import NS_PER_US
@@ -75,11 +75,9 @@ def _timed(part: Callable[[], object]) -> float:
 def tell(scrapes: int, every_s: float) -> Figure:
     taken, size = costs(scrapes)
     print(f"CPU time of a scrape in us, {scrapes} scrapes of {size} bytes")
-    share, high = shares_of_a_core(taken, every_s)["scrape"]
-    return Figure(
-        number="-", what=f"metrics, share of a core at a scrape every {every_s:g} s",
-        wanted=f"< {MOST_SHARE:.0%}", met=high < MOST_SHARE,
-        seen=f"{share:.3%} (p95 {high:.3%})",
+    return share_of_a_core(
+        taken, "scrape", every_s, MOST_SHARE, number="-",
+        what=f"metrics, share of a core at a scrape every {every_s:g} s",
     )  # fmt: skip
 
 

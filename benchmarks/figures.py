@@ -3,8 +3,10 @@ statistics of ABBA groups."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 _COVERAGE = 0.9  # of an interval for the median, where there are values enough
 
@@ -29,11 +31,19 @@ def table(figures: Sequence[Figure]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def shares_of_a_core(
-    taken: Mapping[str, Sequence[float]], every_s: float
-) -> dict[str, tuple[float, float]]:
-    """Prints the CPU time of each part (us) that comes every so often, and returns by part the
-    median and the p95 as shares of a core."""
+def finish(figures: Iterable[Figure]) -> NoReturn:
+    """Print the table, and exit with 1 if a figure is not met."""
+    rows = list(figures)
+    print(table(rows))
+    sys.exit(0 if all(row.met for row in rows) else 1)
+
+
+def share_of_a_core(
+    taken: Mapping[str, Sequence[float]], part: str, every_s: float, most: float, *,
+    number: str, what: str,
+) -> Figure:  # fmt: skip
+    """Prints the CPU time of each part (us) that comes every so often, and judges one: its p95, as
+    a share of a core, is to be below `most`."""
     whole_us = every_s * 1e6
     shares = {}
     print(f"{'':<16}{'median':>9}{'p95':>9}{'share of a core':>18}")
@@ -41,7 +51,11 @@ def shares_of_a_core(
         usual, high = statistics.median(values), percentile(values, 95)
         shares[name] = usual / whole_us, high / whole_us
         print(f"{name:<16}{usual:>9.0f}{high:>9.0f}{usual / whole_us:>17.3%}", flush=True)
-    return shares
+    share, high = shares[part]
+    return Figure(
+        number=number, what=what, wanted=f"< {most:.0%}", met=high < most,
+        seen=f"{share:.3%} (p95 {high:.3%})",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import kv_cache
 from benchmarks.devices import leave_cleanly_on_sigterm, throttled_directory
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ROOT / "configs" / "quick.yaml"
@@ -92,36 +92,22 @@ def figures(runs: int = 3, rate: int = RATE) -> list[Figure]:
     wide = [one.half_width for one in seen]
     ratio = [one.reads / one.writes for one in seen]
     hits = [one.hits for one in seen]
+    rows = (
+        ("half-width of the headline", f"at most {HALF_WIDTH:.0%}", wide, ".2%",
+         max(wide) <= HALF_WIDTH),
+        ("distance of two, of what their intervals reach", "at most 1", apart, ".2f",
+         max(apart) <= 1),
+        ("storage reads a write", f"at least {READS_A_WRITE}", ratio, ".1f",
+         min(ratio) >= READS_A_WRITE),
+        ("hits", f"at least {HITS:.0%}", hits, ".1%", min(hits) >= HITS),
+    )  # fmt: skip
     return [
         Figure(
-            number="21",
-            what=f"{on}: half-width of the headline",
-            wanted=f"at most {HALF_WIDTH:.0%}",
-            seen=", ".join(f"{each:.2%}" for each in wide),
-            met=max(wide) <= HALF_WIDTH,
-        ),
-        Figure(
-            number="21",
-            what=f"{on}: distance of two, of what their intervals reach",
-            wanted="at most 1",
-            seen=", ".join(f"{each:.2f}" for each in apart),
-            met=max(apart) <= 1,
-        ),
-        Figure(
-            number="21",
-            what=f"{on}: storage reads a write",
-            wanted=f"at least {READS_A_WRITE}",
-            seen=", ".join(f"{each:.1f}" for each in ratio),
-            met=min(ratio) >= READS_A_WRITE,
-        ),
-        Figure(
-            number="21",
-            what=f"{on}: hits",
-            wanted=f"at least {HITS:.0%}",
-            seen=", ".join(f"{each:.1%}" for each in hits),
-            met=min(hits) >= HITS,
-        ),
-    ]
+            number="21", what=f"{on}: {what}", wanted=wanted, met=met,
+            seen=", ".join(format(each, form) for each in values),
+        )
+        for what, wanted, values, form, met in rows
+    ]  # fmt: skip
 
 
 def main() -> None:
@@ -130,9 +116,7 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=RATE, help="of the device, bytes/s")
     options = parser.parse_args()
     leave_cleanly_on_sigterm()
-    found = figures(options.runs, options.rate)
-    print(table(found))
-    sys.exit(0 if all(row.met for row in found) else 1)
+    finish(figures(options.runs, options.rate))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB
 from kv_cache.lab.accesses import Accesses, Ints
@@ -166,8 +166,8 @@ def main() -> None:
         print(json.dumps(measure_one_node(*options.node)))
         return
     rows = one_node(options.requests, options.times)
-    print(f"\n{table(rows)}")
-    sys.exit(0 if all(row.met for row in rows) else 1)
+    print()
+    finish(rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, percentile, table
+from benchmarks.figures import Figure, finish, percentile
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_SHARE = 0.01  # of a core
@@ -113,9 +113,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--dir", type=Path, help="on the device to be used")
     options = parser.parse_args()
-    found = figures(options.seconds, options.dir)
-    print(table(found))
-    sys.exit(0 if all(figure.met for figure in found) else 1)
+    finish(figures(options.seconds, options.dir))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -199,8 +199,8 @@ def main() -> None:
         print(json.dumps(measure(name, options.sizes, options.sequence, engine)))
         return
     rows = figures(options.policies, options.sizes, options.sequence)
-    print(f"\n{table(rows)}")
-    sys.exit(0 if all(row.met for row in rows) else 1)
+    print()
+    finish(rows)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.devices import NBD_TOOLS, leave_cleanly_on_sigterm, throttled_directory, why_not
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 from kv_cache.core.units import NS_PER_MS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,9 +129,7 @@ def main() -> None:
     options = parser.parse_args()
     leave_cleanly_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="kv-ranks-") as scratch:
-        found = figures(Path(scratch), quick=options.quick, only=options.only)
-    print(table(found))
-    sys.exit(0 if all(row.met for row in found) else 1)
+        finish(figures(Path(scratch), quick=options.quick, only=options.only))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEEDUP = 500.0
@@ -159,9 +159,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="on the device to be used")
     parser.add_argument("--traces", type=Path, help="where the real traces are")
     options = parser.parse_args()
-    found = list(figures(traces(options.traces), options.dir, quick=options.quick))
-    print(table(found))
-    sys.exit(0 if all(figure.met for figure in found) else 1)
+    finish(figures(traces(options.traces), options.dir, quick=options.quick))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 from kv_cache.view.page import page
 from tests.browser import DESKTOP, MISSING, Browser
 
@@ -137,9 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
-    found = figures(quick=options.quick, openings=options.openings, keep=options.keep)
-    print(table(found))
-    sys.exit(0 if all(figure.met for figure in found) else 1)
+    finish(figures(quick=options.quick, openings=options.openings, keep=options.keep))
 
 
 if __name__ == "__main__":

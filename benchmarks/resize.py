@@ -23,7 +23,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 from kv_cache.bench.run import RealRun, open_run
 from kv_cache.bench.run_plan import RunPlan
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
@@ -146,9 +146,7 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=500)
     parser.add_argument("--times", type=int, default=5)
     options = parser.parse_args()
-    rows = figures(options.few, options.many, options.times)
-    print(table(rows))
-    sys.exit(0 if all(row.met for row in rows) else 1)
+    finish(figures(options.few, options.many, options.times))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, middle_ratio, table
+from benchmarks.figures import Figure, finish, middle_ratio
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.transfer import Mover, Verify
 from kv_cache.core.block import content_key
@@ -54,16 +54,14 @@ user_templates:
 """
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", type=int, default=4, help="ABBA groups (default: %(default)s)")
     groups = parser.parse_args().groups
     if (why := missing()) is not None:
         print(f"benchmarks/s3.py: {why}", file=sys.stderr)
-        return 2
-    found = list(figures(groups))
-    print(table(found))
-    return 0 if all(figure.met for figure in found) else 1
+        sys.exit(2)
+    finish(figures(groups))
 
 
 def figures(groups: int) -> Iterator[Figure]:
@@ -186,4 +184,4 @@ def _ours(server: S3Server) -> dict[str, Callable[[], None]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.figures import Figure, middle_ratio, table
+from benchmarks.figures import Figure, finish, middle_ratio
 
 PROGRAM = str(Path(__file__).resolve().parents[1] / "kv-cache.py")
 BARE = ["-c", "import argparse"]
@@ -59,9 +59,7 @@ def figures(pairs: int) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=11)
-    found = figures(parser.parse_args().pairs)
-    print(table(found))
-    sys.exit(0 if all(row.met for row in found) else 1)
+    finish(figures(parser.parse_args().pairs))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.devices import NBD_TOOLS, leave_cleanly_on_sigterm, throttled_directory, why_not
-from benchmarks.figures import Figure, table
+from benchmarks.figures import Figure, finish
 
 ROOT = Path(__file__).resolve().parents[1]
 RATE = 200_000_000
@@ -185,7 +185,7 @@ def figures(directory: Path, *, pairs: int = 5, requests: int = 60, keep: Path |
             )  # fmt: skip
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three pairs of half the length")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
@@ -197,7 +197,7 @@ def main() -> int:
     given = parser.parse_args()
     leave_cleanly_on_sigterm()
     pairs, requests = (3, given.requests // 2) if given.quick else (given.pairs, given.requests)
-    rows = list(
+    finish(
         figures(
             given.dir,
             pairs=pairs,
@@ -207,9 +207,7 @@ def main() -> int:
             reuse=given.reuse,
         )
     )
-    print(table(rows))
-    return 0 if all(row.met for row in rows) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

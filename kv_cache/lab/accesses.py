@@ -88,7 +88,6 @@ class Accesses:
         tokens = np.zeros(self.unique, np.int64) if self.tokens is None else self.tokens
         return Contents(
             keys=[number.to_bytes(KEY_BYTES, "little") for number in range(self.unique)],
-            sizes=_numbers(self.sizes),
             tokens=_numbers(tokens),
             depths=_numbers(depths),
             parents=_numbers(np.where(depths > 0, before, NO_PARENT)),
@@ -136,7 +135,6 @@ class Contents:
     not those of the trace, and as different. `parents` are blocks, or `NO_PARENT`."""
 
     keys: list[Key]
-    sizes: "array[int]"
     tokens: "array[int]"
     depths: "array[int]"
     parents: "array[int]"
@@ -178,6 +176,16 @@ def accesses_of(names: Iterable[int], sizes: Ints) -> Accesses:
     return Accesses(
         blocks=number[of.reshape(-1)], begins=np.arange(len(numbers)), sizes=sizes[unique[order]]
     )
+
+
+def next_uses(blocks: Ints) -> Ints:
+    """Find where the block of each access is accessed next; the length if it never is."""
+    order = np.argsort(blocks, kind="stable")
+    ordered = blocks[order]
+    again = np.flatnonzero(ordered[1:] == ordered[:-1])
+    uses = np.full(len(blocks), len(blocks), np.int64)
+    uses[order[again]] = order[again + 1]
+    return uses
 
 
 def _ints(values: "array[int]") -> Ints:

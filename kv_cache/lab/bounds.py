@@ -16,31 +16,20 @@ top of a heap of places; entries of blocks that were used meanwhile lie behind t
 come to the top. O(log n) an access.
 """
 
-from array import array
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import ceil
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kv_cache.lab.accesses import Accesses, AccessPart, Flags, Ints
+from kv_cache.lab.shared_state import SharedState
 
 Floats = npt.NDArray[np.float64]
 
 _FEW = 1024  # old entries that are not worth sweeping away
 _ROUNDED = 1 + 1e-9  # areas are summed in floating point; a limit may only be too high
-
-
-def next_uses(blocks: Ints) -> Ints:
-    """Find where the block of each access is accessed next; the length if it never is."""
-    order = np.argsort(blocks, kind="stable")
-    ordered = blocks[order]
-    again = np.flatnonzero(ordered[1:] == ordered[:-1])
-    uses = np.full(len(blocks), len(blocks), np.int64)
-    uses[order[again]] = order[again + 1]
-    return uses
 
 
 def leading(accesses: Accesses, missed: Flags) -> Flags:
@@ -51,27 +40,14 @@ def leading(accesses: Accesses, missed: Flags) -> Flags:
     return clean & ~missed
 
 
-class Future(Protocol):
-    """The knowledge that MIN has of a sequence."""
-
-    @property
-    def sequence(self) -> "array[int]": ...
-
-    @property
-    def sizes(self) -> "array[int]": ...
-
-    @property
-    def uses(self) -> Ints: ...
-
-
 class Min:
     """Belady's rule with `room_bytes`, by blocks. `refusing`: a missed block is stored only where
     it is of more use than one that would have to go."""
 
-    def __init__(self, future: Future, room_bytes: int, *, refusing: bool = False) -> None:
-        self._uses = future.uses
-        self._sequence = future.sequence
-        self._sizes = future.sizes
+    def __init__(self, shared: SharedState, room_bytes: int, *, refusing: bool = False) -> None:
+        self._uses = shared.uses
+        self._sequence = shared.sequence
+        self._sizes = shared.sizes
         self._room = self._free = room_bytes
         self._refusing = refusing
         self._there: set[int] = set()

@@ -74,7 +74,7 @@ class Seam:
         """Return the accesses, counted from `first`, that missed and were stored. Without `hit`
         what is there is passed over. One loop, since nearly all time of a study goes by in it."""
         copies, contents, room, missed = self._copies, self._contents, self._room, []
-        keys, sizes, tokens = contents.keys, contents.sizes, contents.tokens
+        keys, sizes, tokens = contents.keys, self._sizes, contents.tokens
         depths, parents = contents.depths, contents.parents
         expect, insert = self._policy.expect, self._policy.insert
         for place, block in enumerate(blocks, first):
@@ -143,7 +143,7 @@ class Gated(Seam):
 
     def _offer(self, block: int, place: int) -> None:
         contents, admission = self._contents, self._admission
-        key, size = contents.keys[block], contents.sizes[block]
+        key, size = contents.keys[block], self._sizes[block]
         if size <= self._room:
             self._policy.expect(key)
         candidate = Candidate(key, size, contents.depths[block], fresh=True)

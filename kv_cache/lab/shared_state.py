@@ -4,8 +4,7 @@ from array import array
 from functools import cached_property
 
 from kv_cache.core.seed import Seed
-from kv_cache.lab.accesses import Accesses, Contents, Ints
-from kv_cache.lab.bounds import next_uses
+from kv_cache.lab.accesses import Accesses, Contents, Ints, next_uses
 
 
 class SharedState:

@@ -47,9 +47,8 @@ class StudyRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """What holds for every cache: what was asked, by batches too, and what no cache finds.
-    `compulsory` are the misses of the cache without limits by blocks, and `prefix_compulsory` those
-    by prefix."""
+    """What holds for every cache: what was asked, and what no cache finds. `compulsory` are the
+    misses of the cache without limits by blocks, and `prefix_compulsory` those by prefix."""
 
     lookups: int
     nbytes: int
@@ -58,7 +57,6 @@ class Base:
     working_set_bytes: int
     compulsory: int
     prefix_compulsory: int
-    batches: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +89,7 @@ def study(
         if refusing:
             rows.append(_bound(accessed, shared, MIN_REFUSING, room))
         rows += [_row(accessed, shared, variant, room) for variant in variants]
-    unlimited = _unlimited(accesses, there)
+    unlimited = _unlimited(accessed)
     return Study(
         base=_base(accesses, unlimited), unlimited=unlimited, rows=rows,
         limits=_limits(shared, rooms_bytes),
@@ -159,6 +157,13 @@ class _Accessed:
             self._see(count, part, _until(part, cache.prefix(part)))
         return count.counts(cache.evicted, cache.refused)
 
+    def kept(self, hit: Flags) -> ReplayCounts:
+        """Count given hits of a cache that nothing leaves."""
+        count = _Count()
+        for part in self.accesses.parts():
+            self._see(count, part, hit[part.begin : part.begin + len(part.blocks)])
+        return count.counts(0, 0)
+
     def _see(self, count: "_Count", part: AccessPart, hit: Flags) -> None:
         count.hits += np.bincount(part.batches[hit], minlength=BATCHES)
         count.hit_bytes += int(part.sizes[hit].sum())
@@ -202,35 +207,17 @@ def _until(part: AccessPart, gaps: Sequence[int]) -> Flags:
     return inside
 
 
-def _unlimited(accesses: Accesses, there: Accesses) -> StudyRow:
+def _unlimited(accessed: _Accessed) -> StudyRow:
     """Return the row of the cache that keeps everything."""
+    accesses = accessed.accesses
     missed = accesses.first()
     by_prefix = leading(accesses, missed)
     return StudyRow(
         policy=UNLIMITED,
-        room_bytes=there.working_set_bytes,
-        blocks=_kept(accesses, there, ~missed),
-        prefix=None if accesses.alone else _kept(accesses, there, by_prefix),
+        room_bytes=accessed.there.working_set_bytes,
+        blocks=accessed.kept(~missed),
+        prefix=None if accesses.alone else accessed.kept(by_prefix),
     )
-
-
-def _kept(accesses: Accesses, there: Accesses, hit: Flags) -> ReplayCounts:
-    batches = np.bincount(_batches(accesses)[hit], minlength=BATCHES)
-    return ReplayCounts(
-        hits=int(hit.sum()),
-        hit_bytes=int(accesses.sizes[accesses.blocks[hit]].sum()),
-        stored_bytes=int(there.sizes[there.blocks[hit]].sum()),
-        evictions=0,
-        refused=0,
-        batches=tuple(batches.tolist()),
-    )
-
-
-def _batches(accesses: Accesses) -> Ints:
-    """Number the stretch in which the request of each access begins."""
-    counts = np.diff(np.append(accesses.begins, accesses.lookups))
-    batches: Ints = np.repeat(accesses.begins * BATCHES // max(1, accesses.lookups), counts)
-    return batches
 
 
 def _base(accesses: Accesses, unlimited: StudyRow) -> Base:
@@ -243,5 +230,4 @@ def _base(accesses: Accesses, unlimited: StudyRow) -> Base:
         working_set_bytes=accesses.working_set_bytes,
         compulsory=accesses.lookups - unlimited.blocks.hits,
         prefix_compulsory=accesses.lookups - prefix.hits,
-        batches=tuple(np.bincount(_batches(accesses), minlength=BATCHES).tolist()),
     )

@@ -99,15 +99,96 @@ def table_of(
     studies: Sequence[Study], capacities: Sequence[str], residency: Residency, *, seeds: bool
 ) -> LabTable:
     """Build the table of the studies of each seed, or of one trace."""
-    columns = [
-        _column(studies, place, name, residency, seeds=seeds)
-        for place, name in enumerate(capacities)
-    ]
+    cuts = [_Cut(studies, place, name, seeds=seeds) for place, name in enumerate(capacities)]
     return LabTable(
         residency=residency.name,
-        columns=columns,
-        failures=_failures(studies, capacities, seeds=seeds),
+        columns=[cut.column(residency) for cut in cuts],
+        failures=_failures(cuts, seeds=seeds),
     )
+
+
+Rule = Callable[[StudyRow], ReplayCounts]
+
+
+def _by_blocks(row: StudyRow) -> ReplayCounts:
+    return row.blocks
+
+
+def _by_prefix(row: StudyRow) -> ReplayCounts:
+    return row.blocks if row.prefix is None else row.prefix
+
+
+class _Cut:
+    """One capacity of the studies of each seed, or of the one trace. `rows` are those of MIN, then
+    those of each other bound and policy: one for each study."""
+
+    def __init__(self, studies: Sequence[Study], place: int, capacity: str, *, seeds: bool) -> None:
+        self.capacity = capacity
+        self.rows = list(zip(*(_rows(study, place) for study in studies), strict=True))
+        self._studies = studies
+        self._bases = [study.base for study in studies]
+        self._limits = [study.limits[place] for study in studies if study.limits is not None]
+        self._policies = [rows for rows in self.rows if rows[0].policy not in BOUNDS]
+        self._seeds = seeds
+
+    def column(self, residency: Residency) -> LabColumn:
+        bases, rooms = self._bases, [row.room_bytes for row in self.rows[0]]
+        unlimited = [study.unlimited for study in self._studies]
+        uneven: dict[str, Kind] = {MIN: "rule", MIN_REFUSING: "rule"} if self._limits else {}
+        entries = [
+            _entry(rows, bases, residency, {**_KINDS, **uneven}) for rows in (unlimited, *self.rows)
+        ]
+        if self._limits:
+            entries.insert(1, _limit(self._limits, bases))
+        return LabColumn(
+            capacity=self.capacity,
+            room_bytes=fmean(rooms),
+            room_blocks=fmean(
+                room * base.unique / max(1, row.room_bytes)
+                for room, base, row in zip(rooms, bases, unlimited, strict=True)
+            ),
+            share=fmean(
+                room / max(1, base.working_set_bytes)
+                for room, base in zip(rooms, bases, strict=True)
+            ),
+            entries=entries,
+            order=self._order(_by_blocks),
+            prefix_order=None if unlimited[0].prefix is None else self._order(_by_prefix),
+        )
+
+    def shares(self, rule: Rule) -> list[Shares]:
+        """Compute the shares of each policy, without the bounds."""
+        return [self._share(rows, rule) for rows in self._policies]
+
+    def _share(self, rows: Sequence[StudyRow], rule: Rule) -> Shares:
+        """Of each seed, or of each stretch of the one trace; there as if each had an equal part of
+        the lookups, so that their mean is that of all."""
+        counts = [rule(row) for row in rows]
+        values = _hit_ratios(counts, self._bases)
+        mean = fmean(values)
+        if not self._seeds:
+            stretch = max(1, self._bases[0].lookups) / BATCHES
+            values = [hits / stretch for hits in counts[0].batches]
+        return Shares(policy=rows[0].policy, mean=mean, values=values)
+
+    def found_by_min(self) -> float:
+        """Return the share of all lookups that MIN finds, by blocks."""
+        return fmean(_hit_ratios([row.blocks for row in self.rows[0]], self._bases))
+
+    def _order(self, rule: Rule) -> PolicyOrder:
+        bases = self._bases
+        compulsory = fmean(
+            base.compulsory if rule is _by_blocks else base.prefix_compulsory for base in bases
+        )
+        misses = [
+            fmean(base.lookups - rule(row).hits for row, base in zip(rows, bases, strict=True))
+            for rows in self._policies
+        ]
+        why = dominated(compulsory, max(misses, default=0))
+        if why is not None:
+            return PolicyOrder(beaten_by=None, why=why)
+        shares = self.shares(rule)
+        return order_by_seeds(shares) if self._seeds else order_by_stretches(shares)
 
 
 def _rows(study: Study, place: int) -> list[StudyRow]:
@@ -116,38 +197,12 @@ def _rows(study: Study, place: int) -> list[StudyRow]:
     return list(study.rows[place * len(rooms) : (place + 1) * len(rooms)])
 
 
-def _column(
-    studies: Sequence[Study], place: int, capacity: str, residency: Residency, *, seeds: bool
-) -> LabColumn:
-    bases = [study.base for study in studies]
-    by_seed = [_rows(study, place) for study in studies]
-    unlimited = [study.unlimited for study in studies]
-    limits = [study.limits[place] for study in studies if study.limits is not None]
-    kinds = dict(_KINDS)
-    if limits:
-        kinds |= {MIN: "rule", MIN_REFUSING: "rule"}
-    entries = [_entry(unlimited, bases, residency, kinds)]
-    entries += [_entry(list(rows), bases, residency, kinds) for rows in zip(*by_seed, strict=True)]
-    if limits:
-        entries.insert(1, _limit(limits, bases))
-    room = fmean(rows[0].room_bytes for rows in by_seed)
-    return LabColumn(
-        capacity=capacity,
-        room_bytes=room,
-        room_blocks=fmean(
-            rows[0].room_bytes * base.unique / max(1, study.unlimited.room_bytes)
-            for rows, base, study in zip(by_seed, bases, studies, strict=True)
-        ),
-        share=fmean(
-            rows[0].room_bytes / max(1, base.working_set_bytes)
-            for rows, base in zip(by_seed, bases, strict=True)
-        ),
-        entries=entries,
-        order=_order(by_seed, bases, _by_blocks, seeds=seeds),
-        prefix_order=None
-        if unlimited[0].prefix is None
-        else _order(by_seed, bases, _by_prefix, seeds=seeds),
-    )
+def _failures(cuts: Sequence[_Cut], *, seeds: bool) -> Sequence[PolicyFailure]:
+    """By blocks; capacities by how large they are."""
+    cuts = sorted(cuts, key=lambda cut: cut.rows[0][0].room_bytes)
+    table = {cut.capacity: cut.shares(_by_blocks) for cut in cuts}
+    bound = {cut.capacity: cut.found_by_min() for cut in cuts}
+    return failures(table, bound, apart_by_seeds if seeds else apart_by_stretches)
 
 
 # --- entries ---------------------------------------------------------------------------------
@@ -169,7 +224,7 @@ def _entry(
 def _shares_of(
     counts: Sequence[ReplayCounts], bases: Sequence[Base], residency: Residency
 ) -> FoundShares:
-    hits = [each.hits / max(1, base.lookups) for each, base in zip(counts, bases, strict=True)]
+    hits = _hit_ratios(counts, bases)
     nbytes = [
         each.hit_bytes / max(1, base.nbytes) for each, base in zip(counts, bases, strict=True)
     ]
@@ -191,6 +246,10 @@ def _shares_of(
     )
 
 
+def _hit_ratios(counts: Sequence[ReplayCounts], bases: Sequence[Base]) -> list[float]:
+    return [each.hits / max(1, base.lookups) for each, base in zip(counts, bases, strict=True)]
+
+
 def _limit(limits: Sequence[HitLimit], bases: Sequence[Base]) -> LabEntry:
     """Build the entry of the bound that space and time allow."""
     counts = [
@@ -198,85 +257,5 @@ def _limit(limits: Sequence[HitLimit], bases: Sequence[Base]) -> LabEntry:
               batches=())
         for each in limits
     ]  # fmt: skip
-    return LabEntry(
-        policy=LIMIT, kind="bound", prefix=None,
-        blocks=_at_most(_shares_of(counts, bases, Residency(name="fp16"))),
-    )  # fmt: skip
-
-
-def _at_most(shares: FoundShares) -> FoundShares:
-    return replace(shares, at_most=True)
-
-
-# --- order and failures ----------------------------------------------------------------------
-
-Rule = Callable[[StudyRow], ReplayCounts]
-
-
-def _by_blocks(row: StudyRow) -> ReplayCounts:
-    return row.blocks
-
-
-def _by_prefix(row: StudyRow) -> ReplayCounts:
-    return row.blocks if row.prefix is None else row.prefix
-
-
-def _shares(
-    by_seed: Sequence[Sequence[StudyRow]], bases: Sequence[Base], rule: Rule, *, seeds: bool
-) -> list[Shares]:
-    """Compute the shares of each policy, without the bounds."""
-    return [
-        _share(rows, bases, rule, seeds=seeds)
-        for rows in zip(*by_seed, strict=True)
-        if rows[0].policy not in BOUNDS
-    ]
-
-
-def _share(rows: Sequence[StudyRow], bases: Sequence[Base], rule: Rule, *, seeds: bool) -> Shares:
-    """Of each seed, or of each stretch of the one trace; there as if each had an equal part of the
-    lookups, so that their mean is that of all."""
-    counts = [rule(row) for row in rows]
-    values = [each.hits / max(1, base.lookups) for each, base in zip(counts, bases, strict=True)]
-    mean = fmean(values)
-    if not seeds:
-        stretch = max(1, bases[0].lookups) / BATCHES
-        values = [hits / stretch for hits in counts[0].batches]
-    return Shares(policy=rows[0].policy, mean=mean, values=values)
-
-
-def _order(
-    by_seed: Sequence[Sequence[StudyRow]], bases: Sequence[Base], rule: Rule, *, seeds: bool
-) -> PolicyOrder:
-    shares = _shares(by_seed, bases, rule, seeds=seeds)
-    compulsory = fmean(
-        base.compulsory if rule is _by_blocks else base.prefix_compulsory for base in bases
-    )
-    misses = [
-        fmean(base.lookups - rule(row).hits for row, base in zip(rows, bases, strict=True))
-        for rows in zip(*by_seed, strict=True)
-        if rows[0].policy not in BOUNDS
-    ]
-    why = dominated(compulsory, max(misses, default=0))
-    if why is not None:
-        return PolicyOrder(beaten_by=None, why=why)
-    return order_by_seeds(shares) if seeds else order_by_stretches(shares)
-
-
-def _failures(
-    studies: Sequence[Study], capacities: Sequence[str], *, seeds: bool
-) -> Sequence[PolicyFailure]:
-    """By blocks; capacities by how large they are."""
-    bases = [study.base for study in studies]
-    places = sorted(
-        range(len(capacities)), key=lambda place: _rows(studies[0], place)[0].room_bytes
-    )
-    table: dict[str, Sequence[Shares]] = {}
-    bound: dict[str, float] = {}
-    for place in places:
-        by_seed = [_rows(study, place) for study in studies]
-        table[capacities[place]] = _shares(by_seed, bases, _by_blocks, seeds=seeds)
-        bound[capacities[place]] = fmean(
-            rows[0].blocks.hits / max(1, base.lookups)
-            for rows, base in zip(by_seed, bases, strict=True)
-        )
-    return failures(table, bound, apart_by_seeds if seeds else apart_by_stretches)
+    shares = _shares_of(counts, bases, Residency(name="fp16"))
+    return LabEntry(policy=LIMIT, kind="bound", prefix=None, blocks=replace(shares, at_most=True))

@@ -41,6 +41,7 @@ from kv_cache.metrics.recorder import Recorder
 from kv_cache.metrics.window import Gauges
 from kv_cache.schedule.control import Control
 from kv_cache.schedule.intake import Intake
+from kv_cache.schedule.queue import Queued
 from kv_cache.sim.io_workers import IoWorkers, Next
 from kv_cache.sim.models import Devices, asked
 
@@ -109,7 +110,7 @@ class Simulation:
         self._legs: dict[int, tuple[Cause, Leg]] = {}  # in flight, by their numbers
         self._numbers = count()
         self._parked: dict[Token, list[Callable[[], None]]] = {}
-        self._living: dict[int, tuple[Request, int]] = {}
+        self._living: dict[int, Queued] = {}
         self._wakes: set[int] = set()  # when a wake-up is due: one for each instant, at most
         self._progress: Callable[[int], None] = ignore
         self._stopped: Callable[[], bool] = _never
@@ -157,9 +158,7 @@ class Simulation:
         self._cut(last=True)
         self._tick_at, self._enough = None, False
         for queued in self._intake.close():
-            self._end(
-                unstarted(queued.request, queued.enqueued_ns, Outcome.UNFINISHED, "window-closed")
-            )
+            self._refuse(queued, Outcome.UNFINISHED, "window-closed")
         self._run_until(None if end_ns is None else (edges.measure_end_ns or 0) + drain_ns)
         self._cut_off()
         self._cut()
@@ -172,9 +171,8 @@ class Simulation:
                 finished_ns=leg.finished_ns + late_ns, device_ns=leg.device_ns + late_ns
             )
             self._recorder.cut_off(cause, so_far)
-        for request, enqueued_ns in self._living.values():
-            first_ns = self._world.first_tokens.get(request.request_id)
-            self._end(unstarted(request, enqueued_ns, Outcome.UNFINISHED, "drain-ended", first_ns))
+        for queued in self._living.values():
+            self._refuse(queued, Outcome.UNFINISHED, "drain-ended")
 
     def _run_until(self, end_ns: int | None) -> None:
         while not (self._stopped() or self._enough):
@@ -256,7 +254,7 @@ class Simulation:
                 break
             self._idle -= 1
             request, enqueued_ns = queued
-            self._living[request.request_id] = (request, enqueued_ns)
+            self._living[request.request_id] = queued
             life = lifecycle(request, self._world, enqueued_ns=enqueued_ns, started_ns=self.now_ns)
             self._live(life, partial(self._finish, request))
         wake_ns = self._intake.wake_ns()
@@ -272,8 +270,12 @@ class Simulation:
 
     def _reject(self) -> None:
         for queued in self._intake.rejected:
-            self._end(unstarted(queued.request, queued.enqueued_ns, Outcome.REJECTED, "queue-full"))
+            self._refuse(queued, Outcome.REJECTED, "queue-full")
         self._intake.rejected.clear()
+
+    def _refuse(self, queued: Queued, outcome: Outcome, reason: str) -> None:
+        first_token_ns = self._world.first_tokens.get(queued.request.request_id)
+        self._end(unstarted(queued.request, queued.enqueued_ns, outcome, reason, first_token_ns))
 
     def _finish(self, request: Request, record: RequestRecord) -> None:
         del self._living[request.request_id]

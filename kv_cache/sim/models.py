@@ -6,23 +6,13 @@ device (`SharedDevice`) answers from its profile instead, by how many operations
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from kv_cache.core.effect import CopyRef, IoChunk, Leg
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_S
 from kv_cache.sim.shared_device import ENGINE, SharedDevice
-
-
-class Model(Protocol):
-    """Time of an operation on one of `servers`, while `others` are in flight."""
-
-    @property
-    def servers(self) -> int: ...
-
-    def service_ns(self, kind: OpKind, nbytes: int, others: Sequence[OpKind] = ()) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +25,7 @@ class TierModel:
     write_bytes_per_s: float = 0.0
     servers: int = 1
 
-    def service_ns(self, kind: OpKind, nbytes: int, others: Sequence[OpKind] = ()) -> int:
+    def service_ns(self, kind: OpKind, nbytes: int) -> int:
         """Return time on one server: latency plus bytes over that server's share of the
         bandwidth."""
         if kind is OpKind.READ:
@@ -51,12 +41,12 @@ class Devices:
     report the end of an operation only when it has ended."""
 
     def __init__(
-        self, models: Mapping[Tier, Model], shared: Mapping[Tier, SharedDevice] | None = None
+        self, models: Mapping[Tier, TierModel], shared: Mapping[Tier, SharedDevice] | None = None
     ) -> None:
         self._models = models
         self.shared = shared or {}
-        # When each server will be free, and what it does until then.
-        self._free = {tier: [(0, OpKind.READ)] * model.servers for tier, model in models.items()}
+        # When each server will be free.
+        self._free = {tier: [0] * model.servers for tier, model in models.items()}
 
     def leg(self, ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:
         """Queue one side of an operation that is asked for now; the answer says when it will have
@@ -64,10 +54,9 @@ class Devices:
         if kind is OpKind.DELETE:
             return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, now_ns, 0, ())
         free = self._free[ref.tier]
-        start = max(now_ns, heapq.heappop(free)[0])
-        others = [busy for end, busy in free if end > start]
-        end = start + self._models[ref.tier].service_ns(kind, ref.nbytes, others)
-        heapq.heappush(free, (end, kind))
+        start = max(now_ns, heapq.heappop(free))
+        end = start + self._models[ref.tier].service_ns(kind, ref.nbytes)
+        heapq.heappush(free, end)
         chunk = IoChunk(end, ref.nbytes)
         return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, end, end - now_ns, (chunk,))
 

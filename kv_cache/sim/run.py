@@ -35,7 +35,7 @@ from kv_cache.schedule.control import Watch
 from kv_cache.schedule.intake import OnArrival, ignore_arrival
 from kv_cache.sim.drive import OnLeg, Simulation
 from kv_cache.sim.io_workers import IoWorkers
-from kv_cache.sim.models import Devices, Model, TierModel
+from kv_cache.sim.models import Devices, TierModel
 from kv_cache.sim.profile_model import ProfileModel
 from kv_cache.sim.shared_device import ENGINE, SharedDevice
 from kv_cache.workload.digest import schedule_digest
@@ -85,13 +85,13 @@ def _object_sizes(config: Config, load: Load) -> set[int]:
     return sizes or {PAGE_BYTES}
 
 
-def tier_models(config: Config, machine: Machine | None = None) -> dict[Tier, Model]:
+def tier_models(config: Config, machine: Machine | None = None) -> dict[Tier, TierModel]:
     """Return the virtual-time models: assumptions, but for what a hardware profile knows."""
     known = {} if machine is None else dict(_known_models(config, machine))
     return {**_assumed_models(config), **known}
 
 
-def _known_models(config: Config, machine: Machine) -> Iterator[tuple[Tier, Model]]:
+def _known_models(config: Config, machine: Machine) -> Iterator[tuple[Tier, TierModel]]:
     """Yield the memory tiers of a hardware profile. A GPU that is emulated in RAM is RAM."""
     hardware = machine.hardware
     if hardware is None:
@@ -139,7 +139,7 @@ def _memory(dram: Dram) -> TierModel:
     )
 
 
-def _assumed_models(config: Config) -> dict[Tier, Model]:
+def _assumed_models(config: Config) -> dict[Tier, TierModel]:
     sections = (
         (Tier.GPU, config.sim.gpu),
         (Tier.CPU, config.sim.cpu),

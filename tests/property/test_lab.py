@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_cache.core.seed import Seed
-from kv_cache.lab.accesses import Accesses
-from kv_cache.lab.bounds import Min, SpaceTime, next_uses
+from kv_cache.lab.accesses import Accesses, next_uses
+from kv_cache.lab.bounds import Min, SpaceTime
 from kv_cache.lab.caches import Cache
 from kv_cache.lab.patterns import PATTERNS, drawn
 from kv_cache.lab.seam import Seam, cache_of

@@ -13,12 +13,12 @@ from kv_cache.core.errors import BrokenLawError
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.cluster import Cluster
 from kv_cache.sim.cluster.compute import ComputeModel, Rates, Roofline, pairs_of
+from kv_cache.sim.cluster.fleet import Loads
 from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.laws import Log
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.router import Loads
 from tests.cluster import Plain, gib, random_values, scenario_of, serve
 from tests.traces import real_trace
 
@@ -199,8 +199,9 @@ def test_unlimited_hbm_finds_what_the_benchmark_finds_in_the_mooncake_trace() ->
         chain = PrefixChain()
         requests = mooncake(chain, whole=whole)
         cluster, found = ran(one_instance(200_000, 512), requests, chain)
-        assert cluster.counts.looked_up == looked_up
-        assert sum(found.values()) == cluster.counts.hits["hbm"] == cluster.counts.ceiling == hits
+        blocks = cluster.counts.blocks
+        assert blocks.looked_up == looked_up
+        assert sum(found.values()) == blocks.hits["hbm"] == blocks.ceiling == hits
 
 
 def test_lru_finds_in_the_mooncake_trace_what_it_finds_block_by_block() -> None:

@@ -187,9 +187,9 @@ def test_batches_add_up_and_no_part_is_lost_in_a_long_sequence() -> None:
          for at in range(80_000, 140_000, 500))]
     )  # fmt: skip
     found = study(given, [PolicyVariant(Named("lru"))], [50_000 * 8, 200_000 * 8], seed=Seed(1))
-    assert len(found.base.batches) == BATCHES
-    assert sum(found.base.batches) == given.lookups == 140_000
-    for row in found.rows:
+    assert sum(len(part.blocks) for part in given.parts()) == given.lookups == 140_000
+    for row in (found.unlimited, *found.rows):
+        assert len(row.blocks.batches) == BATCHES
         assert sum(row.blocks.batches) == row.blocks.hits
         assert row.blocks.hit_bytes == 8 * row.blocks.hits
     assert found.rows[-1].blocks.hits == found.unlimited.blocks.hits == 50_000

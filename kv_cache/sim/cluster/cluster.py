@@ -51,6 +51,7 @@ class Cluster(InstanceEvents):
         self.topology = fabric.topology
         self.block_tokens, self.block_bytes = fabric.block_tokens, fabric.block_bytes
         self.counts = ClusterCounts()
+        self._requests, self._blocks = self.counts.requests, self.counts.blocks
         self.roster = Roster(fabric, self.counts, self)
         self._rules = self.roster.rules
         self._warmup = scenario.workload.warmup_requests
@@ -109,15 +110,15 @@ class Cluster(InstanceEvents):
         flight = Flight(
             request, self.chain.path(request.leaf) if request.leaf else (), now, measured
         )
-        self.counts.arrived += 1
+        self._requests.arrived += 1
         self.counts.change_presence(now, 1)
         self.alive[request.number] = flight
         if measured:
             if self.counts.began_ns < 0:
                 self.counts.began_ns = now
                 self.on_measuring()
-            self.counts.measured_arrived += 1
-            self.counts.looked_up += request.prompt_tokens // self.block_tokens
+            self._requests.measured_arrived += 1
+            self._blocks.looked_up += request.prompt_tokens // self.block_tokens
         self._say("arrival", flight, -1)
         if flight.path:
             self._look_at_ceiling(flight)
@@ -135,7 +136,8 @@ class Cluster(InstanceEvents):
         for node in flight.path:
             seen[node] = 1
         if flight.measured:
-            self.counts.ceiling += min(had, (flight.request.prompt_tokens - 1) // self.block_tokens)
+            most = (flight.request.prompt_tokens - 1) // self.block_tokens
+            self._blocks.ceiling += min(had, most)
 
     def _seen_up_to(self, nodes: int) -> bytearray:
         """Return which nodes of the chain an unlimited cache has, for `nodes` of them at least."""
@@ -221,9 +223,9 @@ class Cluster(InstanceEvents):
                 self._prefill_left(flight, left)
             if flight.measured:
                 for part in parts:
-                    self.counts.hits[TIERS[part.pool.tier]] += part.end - part.start
+                    self._blocks.hits[TIERS[part.pool.tier]] += part.end - part.start
         else:
-            self.counts.recomputed += flight.target // self.block_tokens - hold.shared
+            self._blocks.recomputed += flight.target // self.block_tokens - hold.shared
         if parts:
             for part in reversed(parts):
                 part.pool.hit(part.segment)
@@ -429,17 +431,17 @@ class Cluster(InstanceEvents):
             leaf = flight.request.answer_leaf
             self._seen_up_to(leaf + 1)[leaf] = 1
         instance.finished += 1
-        self.counts.finished += 1
+        self._requests.finished += 1
         if flight.measured:
             self.on_finish(flight)
         self._end(flight, "finish", instance.number, True)
 
     def _reject(self, flight: Flight, reason: str) -> None:
-        self.counts.rejected[reason] += 1
+        self._requests.rejected[reason] += 1
         self._end(flight, "reject", -1, False)
 
     def _abort(self, flight: Flight, reason: str, instance: int) -> None:
-        self.counts.aborted[reason] += 1
+        self._requests.aborted[reason] += 1
         self._end(flight, "abort", instance, False)
 
     def _end(self, flight: Flight, event: str, instance: int, answered: bool) -> None:
@@ -500,7 +502,7 @@ class Cluster(InstanceEvents):
 
     def preempted(self, instance: Instance, flight: Flight, *, decoded: bool) -> None:
         """A flight has left the batch for want of memory; give the memory back."""
-        self.counts.preemptions += 1
+        self._requests.preemptions += 1
         flight.out_ns = self.loop.now_ns if decoded else flight.out_ns
         self._say("preempt", flight, instance.number)
         if self._rules.preemption == "abort":

@@ -46,25 +46,9 @@ class ComputeModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NoTime:
-    token_ns: float = 0.0
-
-    def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
-        return 0
-
-    def run_ns(self, sequences: int, context: int, steps: int) -> int:
-        return 0
-
-    def steps_in(self, sequences: int, context: int, ns: int) -> int:
-        return 0 if ns <= 0 else NEVER
-
-    def prefill_ns(self, tokens: int, before: int) -> int:
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
 class Rates:
-    """ns per token of prompts and of answers, and of each step."""
+    """ns per token of prompts and of answers, and of each step; where all are 0, nothing takes
+    time."""
 
     prompt_ns: float
     token_ns: float
@@ -118,15 +102,13 @@ class Roofline:
         if ahead and change and (ahead > 0) != (change > 0):
             crossing = -ahead / change  # infinite where hardly anything changes
             turn = ceil(crossing) if crossing < steps else steps
-        first = _series(
-            flops if ahead > 0 or (not ahead and change > 0) else nbytes,
-            self._growth(sequences, ahead > 0 or (not ahead and change > 0)),
-            0,
-            turn,
-        )
-        rest = _series(
-            nbytes if ahead > 0 else flops, self._growth(sequences, ahead <= 0), turn, steps
-        )
+        more_flops, more_bytes = sequences * self.flop_pair, sequences * self.byte_token
+        if ahead > 0 or (not ahead and change > 0):
+            first = _series(flops, more_flops, 0, turn)
+            rest = _series(nbytes, more_bytes, turn, steps)
+        else:
+            first = _series(nbytes, more_bytes, 0, turn)
+            rest = _series(flops, more_flops, turn, steps)
         return ceil(steps * self.overhead + first + rest)
 
     def steps_in(self, sequences: int, context: int, ns: int) -> int:
@@ -141,9 +123,6 @@ class Roofline:
             else:
                 low = middle + 1
         return low
-
-    def _growth(self, sequences: int, flops: bool) -> float:
-        return sequences * (self.flop_pair if flops else self.byte_token)
 
     def prefill_ns(self, tokens: int, before: int) -> int:
         return self.step_ns(tokens, pairs_of(before, tokens), before, 0, 0)
@@ -165,7 +144,7 @@ def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: in
     """Return the model of one group of instances."""
     overhead = section.step_overhead_us * NS_PER_US
     if section.compute == "none":
-        return NoTime()
+        return Rates(0.0, 0.0, 0.0)
     if section.compute == "rate":
         return Rates(
             _each_ns(section.prefill_tokens_per_s), _each_ns(section.decode_tokens_per_s), overhead

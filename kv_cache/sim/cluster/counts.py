@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 
 from kv_cache.metrics.histogram import bucket_of
 from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.outcome import Blocks, Requests
 
 MOST_GAPS = 4096  # different times between tokens that are kept before they go into buckets
 
@@ -18,12 +19,8 @@ class ClusterCounts:
         self.prefill_tokens = 0
         self.gaps: defaultdict[int, int] = defaultdict(int)  # ns between two tokens: how often
         self.itl: defaultdict[int, int] = defaultdict(int)  # the same by bucket
-        self.arrived = self.finished = self.measured_arrived = 0
-        self.rejected: Counter[str] = Counter()
-        self.aborted: Counter[str] = Counter()
-        self.preemptions = 0
-        self.looked_up = self.ceiling = self.recomputed = 0
-        self.hits: Counter[str] = Counter()
+        self.requests = Requests()
+        self.blocks = Blocks()
         self.prefetch_useful: Counter[str] = Counter()
         self.prefetch_late: Counter[str] = Counter()
         self.new_blocks = 0  # of content that came into HBM by being computed, or sent

@@ -10,6 +10,7 @@ no value of is None, never 0 and never NaN.
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -60,11 +61,7 @@ def facts(outcome: ClusterOutcome) -> Plain:
 def instance_columns(outcome: ClusterOutcome) -> dict[str, list[Any]]:
     """Return one value for each instance in each column."""
     every = outcome.instances
-    names = (
-        "group", "role", "node", "rack", "requests", "finished", "prefill_tokens", "decode_tokens",
-        "busy_ns", "peak_blocks", "capacity_blocks", "preemptions", "longest_queue",
-    )  # fmt: skip
-    return {name: list(getattr(every, name)) for name in names}
+    return {column.name: list(getattr(every, column.name)) for column in fields(every)}
 
 
 def series_columns(outcome: ClusterOutcome) -> dict[str, list[int]]:
@@ -217,13 +214,10 @@ def _blocks(outcome: ClusterOutcome) -> Plain:
 
 
 def _tier(tier: ClusterTierFacts) -> Plain:
-    names = (
-        "scope", "places", "possible", "capacity_blocks", "used_blocks", "peak_blocks", "stored",
-        "evicted", "dropped", "not_stored", "admitted", "prefetched", "prefetch_useful",
-        "prefetch_late", "prefetch_wasted",
-    )  # fmt: skip
+    counts = asdict(tier)
+    del counts["name"], counts["not_admitted"]
     return {
-        **{name: getattr(tier, name) for name in names},
+        **counts,
         "not_admitted": tier.not_admitted.total(),
         "not_admitted_why": dict(sorted(tier.not_admitted.items())),
     }

@@ -3,9 +3,9 @@
 
 A transfer occupies all of its links at once, at one rate; its latencies come on top. Rates change
 when a transfer begins or ends, for those alone that share a link with it, directly or through
-others; what begins and ends at one instant is settled together. Of a link with `servers` one
-transfer gets at most one server's rate. A measured device is not a link to share: its profile knows
-what its operations take from each other, so it queues as in FIFO and its time bounds the rate.
+others; what begins and ends at one instant is settled together. A measured device is not a link to
+share: its profile knows what its operations take from each other, so it queues as in FIFO and its
+time bounds the rate.
 
 The cost of a settlement is that of all transfers that hang together.
 """
@@ -33,7 +33,7 @@ class _Flow:
         self.transfer = transfer
         self.links = tuple(link for link in transfer.path if link.measured is None)
         self.most = most
-        self.bounded = any(link.measured or link.servers > 1 for link in transfer.path)
+        self.bounded = any(link.measured for link in transfer.path)
         self.left = transfer.nbytes * transfer.factor
         self.rate = 0.0
         self.at_ns = now_ns
@@ -80,7 +80,7 @@ class FairShare:
         found_ns = 0
         for link in path:
             if link.measured is None:
-                share = min(1.0, link.servers / (len(self._on.get(link, ())) + 1))
+                share = 1 / (len(self._on.get(link, ())) + 1)
                 found_ns = max(found_ns, ceil(nbytes / (link.bytes_per_ns * share)))
             else:
                 found_ns = max(found_ns, link.queue(now_ns, nbytes)[1] - now_ns)
@@ -162,7 +162,7 @@ class FairShare:
     def _fill(self, flows: list[_Flow], links: list[NetworkLink]) -> None:
         """Progressive filling: the link with the smallest share fixes the rates of its transfers,
         and what they leave is for the others. A share only grows meanwhile."""
-        left = {link: link.bytes_per_ns * link.servers for link in links}
+        left = {link: link.bytes_per_ns for link in links}
         count = {link: len(self._on[link]) for link in links}
         heap: list[tuple[float, int, NetworkLink | _Flow]] = [
             (left[link] / count[link], n, link) for n, link in enumerate(links)

@@ -4,18 +4,76 @@ Work is estimated in ns: of prefill, what is left of it alone; of an answer, wha
 a full instance.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.flight import Flight
-from kv_cache.sim.cluster.prefix_match import held, match
+from kv_cache.sim.cluster.prefix_match import match
 from kv_cache.sim.cluster.roster import Roster
-from kv_cache.sim.cluster.router import Loads
 
 
-class _RouterView:
-    """The instances that one choice is among."""
+class Loads:
+    """Estimated work of each of a set of instances, `prefill` a part of it; finds the least loaded
+    one."""
+
+    __slots__ = ("_chosen", "_heap", "_turn", "members", "prefill", "work")
+
+    def __init__(self, members: Sequence[int], instances: int) -> None:
+        self.members = members
+        self.work = [0] * instances
+        self.prefill = [0] * instances
+        self._chosen = [0] * instances
+        self._turn = 0
+        self._heap: list[tuple[int, int, int]] | None = None  # made when it is first asked for
+
+    def add(self, instance: int, prefill: int, answers: int) -> None:
+        self.prefill[instance] += prefill
+        self.work[instance] += prefill + answers
+        if self._heap is not None:
+            self._push(self._heap, instance)
+
+    def choose(self, instance: int) -> None:
+        self._turn += 1
+        self._chosen[instance] = self._turn
+        if self._heap is not None:
+            self._push(self._heap, instance)
+
+    def key(self, instance: int) -> tuple[int, int, int]:
+        return self.work[instance], self._chosen[instance], instance
+
+    def least(self, count: int) -> list[int]:
+        """Return the `count` least loaded, the least first."""
+        heap = self._heap
+        if heap is None:
+            heap = self._heap = [self.key(i) for i in self.members]
+            heapify(heap)
+        chosen: list[int] = []
+        taken: set[int] = set()
+        kept = []
+        while heap and len(chosen) < count:
+            entry = heappop(heap)
+            instance = entry[2]
+            if instance in taken or entry != self.key(instance):
+                continue
+            taken.add(instance)
+            chosen.append(instance)
+            kept.append(entry)
+        for entry in kept:
+            heappush(heap, entry)
+        return chosen
+
+    def _push(self, heap: list[tuple[int, int, int]], instance: int) -> None:
+        heappush(heap, (self.work[instance], self._chosen[instance], instance))
+        if len(heap) > 64 + 8 * len(self.members):
+            heap[:] = [self.key(i) for i in self.members]
+            heapify(heap)
+
+
+class Fleet(ABC):
+    """View of the instances that a router chooses among."""
 
     def __init__(self, fabric: Fabric, roster: Roster, members: Sequence[int]) -> None:
         self._fabric = fabric
@@ -23,12 +81,21 @@ class _RouterView:
         self.members = members
         self.loads = Loads(members, fabric.topology.instances)
         kinds = {(roster.capacity_of(number), roster.roles[number]) for number in members}
-        self.equal = len(kinds) < 2
+        self.equal = len(kinds) < 2  # in the memory that they have
         among = bytearray(fabric.topology.instances)
         for number in members:
             among[number] = 1
         self._among = bytes(among)
         self._reaching: dict[tuple[str, int], list[int]] = {}
+
+    @abstractmethod
+    def wait_ns(self, instance: int, flight: Flight) -> int:
+        """Estimate how long the flight would wait there."""
+
+    @abstractmethod
+    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
+        """Return prefill of what is missing there, loading or sending of what is elsewhere, and the
+        tokens that are missing."""
 
     def fits(self, instance: int, flight: Flight) -> bool:
         roster = self._roster
@@ -37,7 +104,7 @@ class _RouterView:
         return -(-tokens // self._fabric.block_tokens) <= roster.capacity_of(instance)
 
     def holders(self, flight: Flight, most: int) -> list[int]:
-        """See `router.Fleet`."""
+        """Return members that have, or reach, the longest prefixes of it, the longest first."""
         nearest: dict[int, None] = {}
         watches, among = self._fabric.storage.watches, self._among
         hbm = watches["hbm"].holders
@@ -68,12 +135,12 @@ class _RouterView:
             scope = getattr(fabric.scenario.tiers, tier).scope
             near = []
             if scope != "cluster":
-                near = [i for i in self.members if fabric.storage.where(scope, i)[0] == index]
+                near = [i for i in self.members if fabric.topology.pool_of(scope, i)[0] == index]
             self._reaching[tier, index] = near
         return near
 
 
-class PrefillSide(_RouterView):
+class PrefillSide(Fleet):
     """The instances that can compute a prompt."""
 
     def wait_ns(self, instance: int, flight: Flight) -> int:
@@ -88,7 +155,8 @@ class PrefillSide(_RouterView):
         return self.loads.prefill[instance] + ends
 
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
-        """See `router.Fleet`."""
+        """Return the cost of computing what no pool that it reaches has, and of loading what HBM
+        lacks."""
         fabric, roster = self._fabric, self._roster
         compute = roster.compute_of(instance)
         prompt = flight.request.prompt_tokens
@@ -108,7 +176,7 @@ class PrefillSide(_RouterView):
         return compute.prefill_ns(missing, before), loading, missing
 
 
-class DecodeSide(_RouterView):
+class DecodeSide(Fleet):
     """The instances that can decode, once a prompt is computed elsewhere."""
 
     @property
@@ -126,7 +194,8 @@ class DecodeSide(_RouterView):
         have = 0
         if there is not None and flight.path:
             most = flight.target // fabric.block_tokens
-            have = held(there.pool, flight.path, fabric.chain, most) * fabric.block_tokens
+            parts = match((there.pool,), flight.path, fabric.chain, most)
+            have = sum(part.end - part.start for part in parts) * fabric.block_tokens
         missing = flight.target - have
         if instance == flight.home:
             return 0.0, 0.0, 0

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import takewhile
 
 from kv_cache.sim.cluster.compute import ComputeModel, pairs_of
 from kv_cache.sim.cluster.counts import MOST_GAPS, ClusterCounts
@@ -267,7 +268,7 @@ class Instance:
         if flight.path:
             most = flight.target // rules.block_tokens
             parts = match((pool,), flight.path, self._fabric.chain, most)
-            parts = parts[: _ready(parts)]
+            parts = list(takewhile(_is_ready, parts))
         for part in parts:
             pool.pin(part.segment)
         shared = sum(part.end - part.start for part in parts)
@@ -646,15 +647,12 @@ class Instance:
         decoded = flight.phase == DECODE
         if decoded:
             self._leave_decoding(flight)
-            self._stale_fresh(flight)
+            if flight.measured and flight.joined_step == self.steps:
+                self._fresh.remove(flight.out_ns)
         else:
             self.prefilling.remove(flight)
         del self.members[flight]
         self._events.preempted(self, flight, decoded=decoded)
-
-    def _stale_fresh(self, flight: Flight) -> None:
-        if flight.measured and flight.joined_step == self.steps:
-            self._fresh.remove(flight.out_ns)
 
     # --- laws ------------------------------------------------------------------------------
 
@@ -675,9 +673,5 @@ def _order(flight: Flight) -> int:
     return flight.order
 
 
-def _ready(parts: list[PrefixPart]) -> int:
-    """Count the parts before the first that is still under way."""
-    for position, part in enumerate(parts):
-        if not part.segment.ready:
-            return position
-    return len(parts)
+def _is_ready(part: PrefixPart) -> bool:
+    return part.segment.ready

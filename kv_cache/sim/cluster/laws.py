@@ -60,10 +60,10 @@ def broken_law(cluster: "Cluster", name: str, broken: AssertionError) -> BrokenL
 
 def conservation(cluster: "Cluster") -> None:
     """Who has arrived is finished, rejected, aborted or alive, and one of these alone."""
-    counts, alive = cluster.counts, cluster.alive
-    ended = counts.finished + counts.rejected.total() + counts.aborted.total()
-    assert counts.arrived == ended + len(alive), (
-        f"{counts.arrived} requests arrived, but {ended} ended and {len(alive)} are alive"
+    counts, requests, alive = cluster.counts, cluster.counts.requests, cluster.alive
+    ended = requests.finished + requests.rejected.total() + requests.aborted.total()
+    assert requests.arrived == ended + len(alive), (
+        f"{requests.arrived} requests arrived, but {ended} ended and {len(alive)} are alive"
     )
     phases = Counter(flight.phase for flight in alive.values())
     assert not phases[ENDED], f"{phases[ENDED]} requests have ended and are alive"
@@ -271,10 +271,9 @@ def _not_faster(instance: "Instance") -> None:
     prompts, tokens = instance.prefill_tokens, max(0, instance.decode_tokens - first)
     if isinstance(compute, Rates):
         least = prompts * compute.prompt_ns + tokens * compute.token_ns
-    elif isinstance(compute, Roofline):
-        least = (prompts + tokens) * compute.flop_token
     else:
-        return
+        assert isinstance(compute, Roofline)
+        least = (prompts + tokens) * compute.flop_token
     spent = instance.busy_ns + instance.step_ns
     assert least <= spent * _ROUNDING + 1, (
         f"instance {instance.number} needs {least:.0f} ns for what it did in {spent} ns"
@@ -284,10 +283,9 @@ def _not_faster(instance: "Instance") -> None:
 def bounds(cluster: "Cluster") -> None:
     """No more hits than blocks that were looked up, and none that an unlimited cache would not
     have."""
-    counts = cluster.counts
-    hits = sum(counts.hits.values())
-    assert hits <= counts.looked_up, f"{hits} hits of {counts.looked_up} blocks"
-    assert counts.ceiling <= counts.looked_up, "the ceiling is above all that was asked for"
+    blocks = cluster.counts.blocks
+    assert blocks.hit <= blocks.looked_up, f"{blocks.hit} hits of {blocks.looked_up} blocks"
+    assert blocks.ceiling <= blocks.looked_up, "the ceiling is above all that was asked for"
 
 
 def end(cluster: "Cluster") -> None:

@@ -5,7 +5,7 @@ wait for an idle server. Must never know who sends or why.
 """
 
 from collections import defaultdict
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from math import ceil
 
 from kv_cache.core.kinds import OpKind
@@ -74,14 +74,14 @@ class MeasuredDevice:
 
 
 class NetworkLink:
-    """One direction of a link, or one kind of access to a device: a queue before `servers` equal
-    servers of `bytes_per_s` each. What it counts: `bytes` by cause and `transfers`, when it accepts
-    a transfer; `ended_bytes` of those whose last byte has reached its goal; `busy_ns`, the work of
-    all that it accepted, done or still to do (`rest_ns`)."""
+    """One direction of a link, or one kind of access to a device: a queue before a server of
+    `bytes_per_s`. What it counts: `bytes` by cause and `transfers`, when it accepts a transfer;
+    `ended_bytes` of those whose last byte has reached its goal; `busy_ns`, the work of all that it
+    accepted, done or still to do (`rest_ns`)."""
 
     __slots__ = (
-        "_servers_free", "busy_ns", "bytes", "bytes_per_ns", "ended_bytes", "free_ns", "kind",
-        "latency_ns", "measured", "name", "plain", "read", "servers", "transfers",
+        "busy_ns", "bytes", "bytes_per_ns", "ended_bytes", "free_ns", "kind", "latency_ns",
+        "measured", "name", "read", "transfers",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +90,6 @@ class NetworkLink:
         kind: str,
         bytes_per_s: float,
         latency_ns: int,
-        servers: int = 1,
         measured: MeasuredDevice | None = None,
         *,
         read: bool = True,
@@ -100,7 +99,6 @@ class NetworkLink:
         self.kind = kind
         self.bytes_per_ns = bytes_per_s / NS_PER_S
         self.latency_ns = 0 if measured else latency_ns
-        self.servers = servers
         self.measured = measured
         self.read = read
         self.bytes: dict[str, int] = defaultdict(int)
@@ -108,12 +106,6 @@ class NetworkLink:
         self.busy_ns = 0
         self.transfers = 0
         self.free_ns = 0
-        self.plain = measured is None and servers == 1
-        self._servers_free = [0] * servers if servers > 1 else []
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self.bytes_per_ns * NS_PER_S
 
     @property
     def family(self) -> str:
@@ -129,28 +121,20 @@ class NetworkLink:
         """Return when a transfer whose head is there at `now_ns` would begin and end on it."""
         if self.measured is not None:
             return self.measured.queue(now_ns, nbytes, read=self.read)
-        free_ns = self._servers_free[0] if self.servers > 1 else self.free_ns
-        start_ns = free_ns if free_ns > now_ns else now_ns
+        start_ns = self.free_ns if self.free_ns > now_ns else now_ns
         return start_ns, start_ns + ceil(nbytes / self.bytes_per_ns)
 
     def take(self, now_ns: int, nbytes: int, factor: float, cause: str) -> tuple[int, int]:
         """Accept it behind all that were before; return when it begins and ends."""
         self.transfers += 1
         self.bytes[cause] += nbytes
-        if self.plain:
-            start_ns = self.free_ns
-            if start_ns < now_ns:
-                start_ns = now_ns
-            span_ns = ceil(nbytes * factor / self.bytes_per_ns)
-            self.busy_ns += span_ns
-            self.free_ns = end_ns = start_ns + span_ns
-            return start_ns, end_ns
         if self.measured is not None:
             start_ns, end_ns = self.measured.take(now_ns, nbytes, factor, read=self.read)
         else:
-            start_ns = max(now_ns, self._servers_free[0])
-            end_ns = start_ns + ceil(nbytes * factor / self.bytes_per_ns)
-            heapreplace(self._servers_free, end_ns)
+            start_ns = self.free_ns
+            if start_ns < now_ns:
+                start_ns = now_ns
+            self.free_ns = end_ns = start_ns + ceil(nbytes * factor / self.bytes_per_ns)
         self.busy_ns += end_ns - start_ns
         return start_ns, end_ns
 
@@ -161,8 +145,7 @@ class NetworkLink:
 
     def rest_ns(self, now_ns: int) -> int:
         """Return work that was accepted and is still to be done, where links are queues."""
-        free = self._servers_free or (self.free_ns,)
-        return sum(free_ns - now_ns for free_ns in free if free_ns > now_ns)
+        return max(0, self.free_ns - now_ns)
 
 
 LinkPath = tuple[NetworkLink, ...]

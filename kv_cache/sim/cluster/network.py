@@ -1,14 +1,14 @@
 """Transfers over links that others use too: links are queues, or share fairly.
 
 FIFO: links cut through, and serve in the order in which the heads of transfers reach them. A
-transfer occupies a link (one of its `servers`) for its bytes over the link's rate, from when its
-head is there and the link is free; its last byte leaves no sooner than that time is over, nor than
-it has come from the link before. So a lone transfer takes the latencies and the bytes over the
+transfer occupies a link for its bytes over the link's rate, from when its head is there and the
+link is free; its last byte leaves no sooner than that time is over, nor than it has come from the
+link before. So a lone transfer takes the latencies and the bytes over the
 slowest link, and a link is kept neither by who still waits elsewhere nor by a slower link before
 it: others go between. From the beginning of any busy time no link has sent more than its rate
 allows; what a slower link held back may follow beside what comes next.
 
-Fair share: see `fair.py`. Jitter stretches all that a transfer takes, by one factor.
+Fair share: see `fair_share.py`. Jitter stretches all that a transfer takes, by one factor.
 
 It must never look at a real clock, nor know what the bytes mean.
 """
@@ -144,7 +144,7 @@ class Network:
             if link.measured is not None:
                 devices[link.measured] = link.name
             else:
-                _not_longer(link.name, link.busy_ns - link.rest_ns(now_ns), now_ns * link.servers)
+                _not_longer(link.name, link.busy_ns - link.rest_ns(now_ns), now_ns)
         for device, name in devices.items():
             _not_longer(name, device.busy_ns - device.rest_ns(now_ns), now_ns * device.depth)
 

@@ -58,24 +58,6 @@ def _before_faster(faster: Sequence[BlockPool], node: int, at: int, upto: int) -
     return upto
 
 
-def held(pool: BlockPool, path: Sequence[int], chain: PrefixChain, most: int) -> int:
-    """Return blocks of the longest prefix that one pool has."""
-    total = 0
-    blocks = chain.blocks
-    for node in path:
-        end = min(blocks[node], most - total)
-        at = 0
-        while at < end:
-            segment = pool.find(node, at)
-            if segment is None:
-                return total + at
-            at = segment.end if segment.end < end else end
-        total += end
-        if total >= most:
-            break
-    return total
-
-
 def missing(
     pool: BlockPool, path: Sequence[int], chain: PrefixChain, depth: int
 ) -> list[BlockExtent]:

@@ -21,8 +21,7 @@ class Roster:
         """Those that were ever used, by number."""
         groups, topology = fabric.scenario.instances, fabric.topology
         self.roles = [groups[topology.group_of(i)].role for i in range(topology.instances)]
-        self.separated = any(role != "mixed" for role in self.roles)
-        self.rules = rules_of(fabric.scenario, separated=self.separated)
+        self.rules = rules_of(fabric.scenario)
         self._capacities = array("q")  # of HBM, by instance
         for group in groups.values():
             blocks = int(group.hbm_gib * GIB) // fabric.block_bytes

@@ -9,90 +9,10 @@ It must stay cheap with ten thousand instances: who holds a prefix is looked up,
 Ties go to who was chosen longest ago, so that an idle cluster is used evenly.
 """
 
-from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
-from typing import Protocol
-
 from kv_cache.config.scenario import RouterSection
 from kv_cache.core.seed import Seed
+from kv_cache.sim.cluster.fleet import Fleet
 from kv_cache.sim.cluster.flight import Flight
-
-
-class Fleet(Protocol):
-    """View of the instances that a router chooses among."""
-
-    members: Sequence[int]
-    loads: "Loads"
-    equal: bool  # in the memory that they have
-
-    def fits(self, instance: int, flight: Flight) -> bool: ...
-
-    def wait_ns(self, instance: int, flight: Flight) -> int:
-        """Estimate how long the flight would wait there."""
-
-    def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
-        """Return prefill of what is missing there, loading or sending of what is elsewhere, and the
-        tokens that are missing."""
-
-    def holders(self, flight: Flight, most: int) -> Sequence[int]:
-        """Return members that have, or reach, the longest prefixes of it, the longest first."""
-
-
-class Loads:
-    """Estimated work of each of a set of instances, `prefill` a part of it; finds the least loaded
-    one."""
-
-    __slots__ = ("_chosen", "_heap", "_turn", "members", "prefill", "work")
-
-    def __init__(self, members: Sequence[int], instances: int) -> None:
-        self.members = members
-        self.work = [0] * instances
-        self.prefill = [0] * instances
-        self._chosen = [0] * instances
-        self._turn = 0
-        self._heap: list[tuple[int, int, int]] | None = None  # made when it is first asked for
-
-    def add(self, instance: int, prefill: int, answers: int) -> None:
-        self.prefill[instance] += prefill
-        self.work[instance] += prefill + answers
-        if self._heap is not None:
-            self._push(self._heap, instance)
-
-    def choose(self, instance: int) -> None:
-        self._turn += 1
-        self._chosen[instance] = self._turn
-        if self._heap is not None:
-            self._push(self._heap, instance)
-
-    def key(self, instance: int) -> tuple[int, int, int]:
-        return self.work[instance], self._chosen[instance], instance
-
-    def least(self, count: int) -> list[int]:
-        """Return the `count` least loaded, the least first."""
-        heap = self._heap
-        if heap is None:
-            heap = self._heap = [self.key(i) for i in self.members]
-            heapify(heap)
-        chosen: list[int] = []
-        taken: set[int] = set()
-        kept = []
-        while heap and len(chosen) < count:
-            entry = heappop(heap)
-            instance = entry[2]
-            if instance in taken or entry != self.key(instance):
-                continue
-            taken.add(instance)
-            chosen.append(instance)
-            kept.append(entry)
-        for entry in kept:
-            heappush(heap, entry)
-        return chosen
-
-    def _push(self, heap: list[tuple[int, int, int]], instance: int) -> None:
-        heappush(heap, (self.work[instance], self._chosen[instance], instance))
-        if len(heap) > 64 + 8 * len(self.members):
-            heap[:] = [self.key(i) for i in self.members]
-            heapify(heap)
 
 
 class Router:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_rules import is_separated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +22,8 @@ class Rules:
     separated: bool  # whether some instances only prefill, or only decode
 
 
-def rules_of(scenario: Scenario, *, separated: bool) -> Rules:
-    """Build the rules of a scenario; `separated` as in `Rules`."""
+def rules_of(scenario: Scenario) -> Rules:
+    """Build the rules of a scenario."""
     section = scenario.scheduler
     return Rules(
         block_tokens=scenario.model.block_tokens,
@@ -34,5 +35,5 @@ def rules_of(scenario: Scenario, *, separated: bool) -> Rules:
         preemption=section.preemption,
         max_queue=section.max_queue,
         overlap_load=scenario.tiers.overlap_load,
-        separated=separated,
+        separated=is_separated(scenario),
     )

@@ -21,10 +21,11 @@ run ends."""
 class Sampler:
     """Samples while anything goes on."""
 
-    def __init__(self, cluster: "Cluster", interval_ms: float, points: int) -> None:
+    def __init__(self, cluster: "Cluster") -> None:
         self._cluster = cluster
-        self._points = points
-        interval_ns = round(interval_ms * NS_PER_MS) or _guess_ns(cluster.scenario, points)
+        watch = cluster.scenario.watch
+        self._points = watch.series_points
+        interval_ns = round(watch.series_interval_ms * NS_PER_MS) or _guess_ns(cluster.scenario)
         self.series = ClusterSeries(interval_ns=interval_ns)
         self._totals = dict.fromkeys(SUMMED, 0)
 
@@ -50,12 +51,13 @@ class Sampler:
         columns["decoding"].append(phases[DECODE])
         columns["transferring"].append(phases[TRANSFER])
         columns["hbm_blocks"].append(cluster.storage.watches["hbm"].total)
+        requests = cluster.counts.requests
         now = (
             cluster.counts.output_tokens,
             cluster.counts.prefill_tokens,
-            cluster.counts.finished,
-            cluster.counts.rejected.total(),
-            cluster.counts.aborted.total(),
+            requests.finished,
+            requests.rejected.total(),
+            requests.aborted.total(),
         )
         for name, total in zip(SUMMED, now, strict=True):
             columns[name].append(total - self._totals[name])
@@ -79,9 +81,9 @@ class Sampler:
             values[:] = joined
 
 
-def _guess_ns(scenario: Scenario, points: int) -> int:
-    """Divide the time that the arrivals take, if it is known, into `points`."""
-    workload = scenario.workload
+def _guess_ns(scenario: Scenario) -> int:
+    """Divide the time that the arrivals take, if it is known, into the points of a series."""
+    workload, points = scenario.workload, scenario.watch.series_points
     if not workload.rate_per_s or workload.concurrency:
         return NS_PER_MS
     return max(NS_PER_MS, round(workload.drawn_requests / workload.rate_per_s / points * NS_PER_S))

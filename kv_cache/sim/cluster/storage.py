@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from kv_cache.config.scenario import Scenario, TierSection
+from kv_cache.config.scenario_rules import TIERS as LOWER_TIERS
+from kv_cache.config.scenario_rules import lower_tiers
 from kv_cache.core.units import GIB
 from kv_cache.policy.admission import ADMISSION, Admission
 from kv_cache.policy.eviction import EVICTION
@@ -26,7 +28,7 @@ from kv_cache.sim.cluster.segments import (
 )
 from kv_cache.sim.cluster.topology import ClusterTopology, LinkPath
 
-TIERS = ("hbm", "dram", "rack_pool", "nvme", "remote")
+TIERS = ("hbm", *LOWER_TIERS)
 
 
 class ClusterStorage:
@@ -44,7 +46,7 @@ class ClusterStorage:
         self._chain = chain
         self._topology, self._network = topology, network
         self._block_bytes = block_bytes
-        self.tiers = tuple(t for t in TIERS[1:] if getattr(scenario.tiers, t).capacity_gib > 0)
+        self.tiers = lower_tiers(scenario)
         self.pools: dict[tuple[str, int], BlockPool] = {}
         self.watches = {name: TierWatch() for name in TIERS}
         self.prefetched: Counter[str] = Counter()
@@ -63,21 +65,9 @@ class ClusterStorage:
 
     def _tier_pool(self, tier: str, instance: int) -> BlockPool:
         section: TierSection = getattr(self._section, tier)
-        index, vertex = self.where(section.scope, instance)
+        index, vertex = self._topology.pool_of(section.scope, instance)
         capacity = int(section.capacity_gib * GIB) // self._block_bytes
         return self._pool(tier, index, vertex, capacity, section)
-
-    def where(self, scope: str, instance: int) -> tuple[int, int]:
-        """Return index and vertex of the pool of that scope which an instance reaches."""
-        topology = self._topology
-        node, rack = topology.place_of(instance)
-        if scope == "device":
-            return instance, instance
-        if scope == "node":
-            return node, topology.node(node)
-        if scope == "rack":
-            return rack, topology.rack(rack)
-        return 0, topology.core
 
     def _pool(
         self, tier: str, index: int, vertex: int, capacity: int, section: TierSection | None

@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise, product
 from typing import NamedTuple, cast
 
 from kv_cache.config.scenario import LinkSection, Scenario, TierSection, WireSection
+from kv_cache.config.scenario_rules import lower_tiers
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import BYTES_PER_GB, MIB, NS_PER_US
 from kv_cache.sim.cluster.links import LinkPath as LinkPath
@@ -24,8 +25,6 @@ from kv_cache.sim.cluster.links import MeasuredDevice
 from kv_cache.sim.cluster.links import NetworkLink as NetworkLink
 from kv_cache.sim.cluster.paths import MOST_VERTICES, CheapestPaths, Edge
 from kv_cache.sim.profile_model import ProfileModel
-
-TIERS = ("dram", "rack_pool", "nvme", "remote")
 
 _MOST_PATHS = 1 << 16  # that are remembered, where they are searched
 _INSTANCE, _NODE, _RACK, _CORE = range(4)
@@ -48,7 +47,8 @@ class _Stem(NamedTuple):
 
 
 class ClusterTopology:
-    """The places of a scenario. `instances` is their number, `core` the vertex above all racks."""
+    """The places of a scenario that keeps its rules (`config/scenario_rules`). `instances` is their
+    number, `core` the vertex above all racks."""
 
     def __init__(
         self,
@@ -70,8 +70,9 @@ class ClusterTopology:
         self._firsts = _firsts(scenario)
         self.instances = self._firsts.pop()
         self._node_of = _spread(scenario, self.instances, self.nodes)
-        self._first_of = (0, self.instances, self.instances + self.nodes)
-        self.core = self.instances + self.nodes + self.racks
+        sizes = (self.instances, self.nodes, self.racks)
+        self._first_of = (0, *accumulate(sizes))
+        self.core = self._first_of[_CORE]
         self.vertices = self.core + 1
         self._links: dict[int, NetworkLink | None] = {}
         self._devices: dict[tuple[str, int, str], NetworkLink] = {}
@@ -101,6 +102,16 @@ class ClusterTopology:
         node = self._node_of[instance]
         return node, node // self._nodes_per_rack
 
+    def pools(self, scope: str) -> int:
+        """Count the pools that a tier of this scope can have."""
+        return (self.instances, self.nodes, self.racks, 1)[_LEVEL_OF_SCOPE[scope]]
+
+    def pool_of(self, scope: str, instance: int) -> tuple[int, int]:
+        """Return index and vertex of the pool of that scope which an instance reaches."""
+        level = _LEVEL_OF_SCOPE[scope]
+        vertex = self._above(instance, level)
+        return vertex - self._first_of[level], vertex
+
     def group_of(self, instance: int) -> str:
         return self._groups[bisect_right(self._firsts, instance) - 1]
 
@@ -110,7 +121,7 @@ class ClusterTopology:
         return "core" if level == _CORE else f"{_WORDS[level]}:{vertex - self._first_of[level]}"
 
     def _level(self, vertex: int) -> int:
-        return _CORE if vertex == self.core else bisect_right(self._first_of, vertex) - 1
+        return bisect_right(self._first_of, vertex) - 1
 
     def _above(self, vertex: int, level: int) -> int:
         """Find the vertex above one, at a level that is not below its own."""
@@ -243,39 +254,16 @@ class ClusterTopology:
 
     def _read_wires(self) -> Iterator[tuple[tuple[int, int], _Wire]]:
         """Yield each wire twice, there and back."""
-        seen: dict[tuple[int, int], str] = {}
         for name, section in self._scenario.network.wires.items():
-            where = f"network.wires.{name}"
-            a, b = (self._vertex(f"{where}.{end}", getattr(section, end)) for end in "ab")
-            if a == b:
-                raise ConfigError(f"{where}: both ends are {section.a}; name two different ones")
-            if (a, b) in seen:
-                raise ConfigError(
-                    f"{where}: network.wires.{seen[a, b]} has the same ends; a wire is all that "
-                    "lies between its two ends: keep one of them, with the bandwidth of both"
-                )
-            seen[a, b] = seen[b, a] = name
+            a, b = self._vertex(section.a), self._vertex(section.b)
             wire = _Wire(name, section)
             yield (a, b), wire
             yield (b, a), wire
 
-    def _vertex(self, where: str, text: str) -> int:
+    def _vertex(self, text: str) -> int:
         """Parse `instance:0`, `node:3`, `rack:1` or `core`."""
         word, _, index = text.partition(":")
-        counts = {"instance": self.instances, "node": self.nodes, "rack": self.racks}
-        if text == "core":
-            return self.core
-        if word not in counts or not (index.isascii() and index.isdigit()):
-            raise ConfigError(
-                f"{where}: {text!r} is not an end of a wire; it must be instance:N, node:N, rack:N "
-                "(counted from 0) or core"
-            )
-        if int(index) >= counts[word]:
-            raise ConfigError(
-                f"{where}: there is no {text}; the last is {word}:{counts[word] - 1}, as they are "
-                "counted from 0"
-            )
-        return self._first_of[_WORDS.index(word)] + int(index)
+        return self._first_of[_WORDS.index(word)] + int(index or 0)
 
     def _search(self) -> CheapestPaths:
         if self.vertices > MOST_VERTICES:
@@ -303,7 +291,7 @@ class ClusterTopology:
         """Yield the vertices to which a vertex has a direct link, except NVLink."""
         level = self._level(vertex)
         default = [] if level == _CORE else [self._above(vertex, level + 1)]
-        index = vertex - self._first_of[level] if level < _CORE else 0
+        index = vertex - self._first_of[level]
         if level == _NODE:
             default += self._members[index]
         elif level == _RACK:
@@ -329,14 +317,12 @@ class ClusterTopology:
         """Refuse a scenario whose tiers or transfers are not connected. Without wires all instances
         are alike: the first speaks for all. Raises ConfigError."""
         some = range(self.instances) if self._wires else range(1)
-        for tier in TIERS:
-            section: TierSection = getattr(self._scenario.tiers, tier)
-            if section.capacity_gib:
-                level = _LEVEL_OF_SCOPE[section.scope]
-                for instance in some:
-                    pool = self._above(instance, level)
-                    if self._path_or_none(pool, instance) is None:
-                        raise self._disconnected(pool, instance, f"tiers.{tier}")
+        for tier in lower_tiers(self._scenario):
+            scope = getattr(self._scenario.tiers, tier).scope
+            for instance in some:
+                _, pool = self.pool_of(scope, instance)
+                if self._path_or_none(pool, instance) is None:
+                    raise self._disconnected(pool, instance, f"tiers.{tier}")
         for prefill, decode in self._handovers():
             if self._path_or_none(prefill, decode) is None:
                 raise self._disconnected(prefill, decode, "handing over from prefill to decode")
@@ -392,14 +378,6 @@ def _spread(scenario: Scenario, instances: int, nodes: int) -> "array[int]":
     """Return the node of each instance. All nodes get the same number, give or take one, and of
     each group its share: groups are interleaved in proportion, and the row is cut into equal
     parts."""
-    places = nodes * scenario.topology.instances_per_node
-    if not instances:
-        raise ConfigError("instances: there are none; give at least one group")
-    if instances > places:
-        raise ConfigError(
-            f"instances: there are {instances}, but topology has {places} places for them (racks x "
-            "nodes_per_rack x instances_per_node); give more nodes, or fewer instances"
-        )
     counts = [group.count for group in scenario.instances.values()]
     row = sorted(
         ((2 * k + 1) / (2 * count), first + k)

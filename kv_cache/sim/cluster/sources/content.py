@@ -7,26 +7,15 @@ share nothing. Nothing is known of an answer in a trace with hash ids, so it has
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kv_cache.core.request import Request
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
+from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.workload.formats.ids import Recent
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.row_requests import MOST_CONVERSATIONS
 
 _NO_ANSWER = -1
-
-
-class Meant(NamedTuple):
-    """The content of one request, and its place in its session."""
-
-    session: int
-    turn: int
-    prompt_tokens: int
-    output_tokens: int
-    leaf: int
-    answer_leaf: int
 
 
 @dataclass(slots=True, eq=False)
@@ -56,25 +45,23 @@ class Content:
         self._blocks_of_id = trace_block_tokens // block_tokens
         self._known: Recent[_History] = Recent(MOST_CONVERSATIONS)
 
-    def of(self, row: TraceRow, number: int, *, goes_on: bool) -> Meant:
-        """Return the content of the row that is asked as request `number`, when it is asked. An
-        answer has at least one token: prefill gives it."""
-        output = max(1, row.output_tokens)
+    def of(self, row: TraceRow, number: int, at_ns: int, *, goes_on: bool) -> ClusterRequest:
+        """Return the row as request `number`, when it is asked. An answer has at least one token:
+        prefill gives it."""
         if row.request is not None:
-            return self._recorded(row.request, number)
-        if row.session is None:
-            leaf = ROOT if row.hash_ids is None else self._hashed(row, row.hash_ids)
-            return Meant(number, 0, row.prompt_tokens, output, leaf, _NO_ANSWER)
-        history = self._history(row.session, number)
-        history.turns += 1
-        turn = history.turns - 1
+            return self._recorded(row.request, number, at_ns)
+        session, turn = number, 0
+        prompt, output = row.prompt_tokens, max(1, row.output_tokens)
+        leaf, answer_leaf = ROOT, _NO_ANSWER
         if row.hash_ids is not None:
             leaf = self._hashed(row, row.hash_ids)
-            return Meant(history.id, turn, row.prompt_tokens, output, leaf, _NO_ANSWER)
-        if not goes_on:
-            return Meant(history.id, turn, row.prompt_tokens, output, ROOT, _NO_ANSWER)
-        self._say(history, row, output)
-        return Meant(history.id, turn, history.prompt, output, history.leaf, history.answer_leaf)
+        if row.session is not None:
+            history, turn = self._next_turn(row.session, number)
+            session = history.id
+            if goes_on and row.hash_ids is None:
+                self._say(history, row, output)
+                prompt, leaf, answer_leaf = history.prompt, history.leaf, history.answer_leaf
+        return ClusterRequest(number, session, turn, at_ns, prompt, output, leaf, answer_leaf)
 
     def answered(self, session: str | None) -> None:
         """Note that the last prompt of a session got its answer."""
@@ -82,10 +69,12 @@ class Content:
         if history is not None:
             history.answered = True
 
-    def _history(self, session: str, number: int) -> _History:
+    def _next_turn(self, session: str, number: int) -> tuple[_History, int]:
+        """Return the history of a session, and the turn that request `number` is of it."""
         history = self._known.get(session) or _History(number)
         self._known.put(session, history)
-        return history
+        history.turns += 1
+        return history, history.turns - 1
 
     def _say(self, history: _History, row: TraceRow, output: int) -> None:
         """Add the next turn of a session. A prompt that is shorter than the one before cannot
@@ -116,7 +105,7 @@ class Content:
             left -= blocks
         return chain.fresh(node, left) if left else node
 
-    def _recorded(self, request: Request, number: int) -> Meant:
+    def _recorded(self, request: Request, number: int, at_ns: int) -> ClusterRequest:
         """Build the path of a request of a recorded run, block by block."""
         chain, tokens, node = self._chain, 0, ROOT
         for block in request.blocks:
@@ -124,7 +113,6 @@ class Content:
             node = chain.grown_by(node, block.key, tokens // self._size)
         tokens += request.tail_tokens
         node = chain.grown(node, tokens // self._size)
-        history = self._history(request.conversation, number)
-        history.turns += 1
+        history, turn = self._next_turn(request.conversation, number)
         output = max(1, request.output_tokens)
-        return Meant(history.id, history.turns - 1, tokens, output, node, _NO_ANSWER)
+        return ClusterRequest(number, history.id, turn, at_ns, tokens, output, node)

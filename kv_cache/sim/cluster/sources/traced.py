@@ -91,8 +91,7 @@ class TracedRows:
 
     def _ask(self, entry: _Entry) -> ClusterRequest:
         self._in_flight[entry.ordinal] = entry
-        meant = self._content.of(entry.row, entry.ordinal, goes_on=entry.goes_on)
-        return ClusterRequest(entry.ordinal, meant.session, meant.turn, entry.due_ns, *meant[2:])
+        return self._content.of(entry.row, entry.ordinal, entry.due_ns, goes_on=entry.goes_on)
 
 
 class TracedSessions:
@@ -161,8 +160,7 @@ class TracedSessions:
     def _ask(self, session: RowSession, at_ns: int, index: int) -> ClusterRequest:
         request = session.planned[index]
         self._in_flight[request.ordinal] = (session, index)
-        meant = self._content.of(request.row, request.ordinal, goes_on=request.goes_on)
-        return ClusterRequest(request.ordinal, meant.session, meant.turn, at_ns, *meant[2:])
+        return self._content.of(request.row, request.ordinal, at_ns, goes_on=request.goes_on)
 
 
 def arrivals(rate_per_s: float, seed: Seed) -> Iterator[int]:
