@@ -48,7 +48,7 @@ def run_row(
     message: str | None = None,
 ) -> dict[str, Any]:
     """One run of a cell. Without an exit code it was not run; `document` is its result, if it
-    wrote one, and `says` the last thing it said, if it failed."""
+    wrote one, and `message` the last thing it said, if it failed."""
     section = {} if document is None else document[SECTION]
     status = section.get("status", PLANNED if exit_code is None else FAILED)
     if exit_code not in (None, 0) and status == FINISHED:
@@ -89,7 +89,7 @@ def cell_row(number: int, name: str, values: Json, runs: Sequence[Json]) -> dict
 def _verdict(runs: Sequence[Json]) -> str:
     """The worst of its runs'; a run that failed makes the cell invalid."""
     statuses = {run["status"] for run in runs}
-    if FAILED in statuses or statuses - {FINISHED, PLANNED, INTERRUPTED}:
+    if statuses - {FINISHED, PLANNED, INTERRUPTED}:
         return Status.INVALID.value
     if statuses != {FINISHED}:
         return UNFINISHED

@@ -175,7 +175,7 @@ def simulate(
 ) -> RunOutcome:
     """Serve the whole load on the models, or until `stopped`; the same configuration and seed give
     the same records, byte for byte. `on_leg` as in `Simulation`, `on_arrival` as in `Intake`,
-    `promises` and `watch` as in `build_control`."""
+    `slos` and `watch` as in `build_control`."""
     signals = Signals()
     world = build_world(config, specs, signals)
     intake = build_intake(config, load, on_arrival)
