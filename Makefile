@@ -4,20 +4,23 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Half the time of all tests goes into waiting; what the tests of a file share is made once, and one
 # worker takes the files that would disturb each other (tests/conftest.py).
-WORKERS := -n 4 --dist loadscope --no-loadscope-reorder
+WORKERS := -n 6 --dist loadscope --no-loadscope-reorder
 
-.PHONY: run check test nightly lint bench clean
+.PHONY: run check test pytest nightly lint bench clean
 
 run: $(VENV)/run.stamp
 	$(BIN)/python kv-cache.py
 
 # Lint, types, unit and property tests: under two minutes on two cores.
-check: lint
-	$(BIN)/python -m pytest -q $(WORKERS) tests/unit tests/property
+check: $(VENV)/test.stamp
+	+$(MAKE) --no-print-directory -j 2 lint pytest TESTS="tests/unit tests/property"
 
-# All tests but the nightly ones: under ten minutes.
-test: lint
-	$(BIN)/python -m pytest -q $(WORKERS)
+# All tests but the nightly ones, and lint beside them: under ten minutes.
+test: $(VENV)/test.stamp
+	+$(MAKE) --no-print-directory -j 2 lint pytest
+
+pytest:
+	$(BIN)/python -m pytest -q $(WORKERS) $(TESTS)
 
 # What only an idle machine can show (VALID of a live run), full products of choices, and ten times
 # as many examples of each law, others each time.

@@ -51,9 +51,9 @@ io: {buffer_mib: 1, load_buffers: 16, store_buffers: 16, threads: 4}
 run: {drain_s: 5}
 passport: {measurement: false}
 user_templates:
-  chatbot: {context_range: [64, 512], generation_range: [10, 40], think_time_range: [0.02, 0.04]}
-  coding: {context_range: [64, 512], generation_range: [10, 40], think_time_range: [0.02, 0.04]}
-  document: {context_range: [64, 512], generation_range: [10, 40], think_time_range: [0.02, 0.04]}
+  chatbot: {context_range: [64, 512], generation_range: [10, 40], think_time_range: [0.03, 0.06]}
+  coding: {context_range: [64, 512], generation_range: [10, 40], think_time_range: [0.03, 0.06]}
+  document: {context_range: [64, 512], generation_range: [10, 40], think_time_range: [0.03, 0.06]}
 """
 
 

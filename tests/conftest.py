@@ -18,6 +18,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 import kv_cache.sim.cluster.cluster  # noqa: F401
+from tests import covering
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -25,18 +26,22 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes of tests inherit what 
 gc.freeze()  # what pytest and its plugins hold makes each collection slow: a third of a test's time
 gc.set_threshold(100_000, 50, 100)
 settings.register_profile("explore", deadline=None, max_examples=500)
-settings.register_profile("same", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("same", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("same")
 
 
 ONE_AT_A_TIME = {
-    "devices": ("test_devices", "test_no_answer", "test_stack", "test_stalls"),
+    "devices": (
+        *("test_devices", "test_hosts", "test_names", "test_no_answer"),
+        *("test_printed_commands", "test_stack", "test_stalls"),
+    ),
     "fio": ("test_predict", "test_probe", "test_twin"),
     "system calls": ("test_left_behind", "test_personalities", "test_tracing"),
     "cgroups": ("test_passport", "test_probes"),
 }
-"""Files of `tests/integration` by what they have to themselves: set rates and broken devices, the
-speed of the disk, strace and bpftrace, the limits of a cgroup."""
+"""Files of `tests/integration` by what they have to themselves: devices and mounts (a namespace of
+mounts has a copy of each that there is, and keeps its device busy), the speed of the disk, strace
+and bpftrace, the limits of a cgroup."""
 _GROUPS = {file: group for group, files in ONE_AT_A_TIME.items() for file in files}
 _SHARES_NOTHING = "tests/contract/"
 
@@ -55,6 +60,10 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
 @pytest.hookimpl(optionalhook=True)  # `-p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
     return ByFile(config, log) if config.getoption("dist") == "loadscope" else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    covering.at_night = "nightly" in config.getoption("-m")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,6 +7,9 @@ from itertools import combinations
 import pytest
 from _pytest.mark import ParameterSet
 
+at_night = False
+"""Whether nightly cases are asked for; else those of a product are not even collected."""
+
 
 def covering(choices: Mapping[str, Iterable[str]]) -> frozenset[str]:
     """Return the names of a covering array: each choice, and each two choices that some case has
@@ -26,9 +29,10 @@ def _alone_and_in_pairs(words: tuple[str, ...]) -> set[tuple[str, ...]]:
 
 
 def by_day(cases: Mapping[str, tuple[object, ...]], chosen: Iterable[str]) -> list[ParameterSet]:
-    """Return the parameters of all cases; those that are not chosen have the marker `nightly`."""
+    """Return the parameters of the chosen cases, and at night of the others, marked `nightly`."""
     day = frozenset(chosen)
     return [
         pytest.param(*values, id=name, marks=() if name in day else pytest.mark.nightly)
         for name, values in cases.items()
+        if name in day or at_night
     ]

@@ -112,7 +112,7 @@ def test_the_rate_that_is_found_is_the_limit_of_the_queue(tmp_path: Path) -> Non
 def test_the_users_who_are_found_are_between_the_queue_s_two_limits(tmp_path: Path) -> None:
     """Users who ask once a second are a little more even than Poisson's arrivals, and the server
     cannot do more than one request in its time."""
-    own = found(capacity(tmp_path, SLO, *QUEUE, "--probe=30"))
+    own = found(capacity(tmp_path, SLO, *QUEUE, "--probe=20"))
     answer = own["answer"]
     assert 0.93 * limit_per_s() <= answer["load"] < 1 / SERVICE_S
     assert answer["load"] == int(answer["load"])

@@ -382,6 +382,7 @@ def test_without_mpi4py_ranks_that_must_run_together_are_refused(
     assert {path.name for path in tmp_path.iterdir()} == {"small.yaml", "hidden"}
 
 
+@pytest.mark.nightly  # by day they run apart for want of mpi4py
 def test_ranks_may_be_told_to_run_apart(tmp_path: Path) -> None:
     process = mpirun(["2", *SMALLER, "--duration=1", "--mpi=apart"], cwd=tmp_path)
     ran = finish(process, tmp_path)

@@ -42,6 +42,7 @@ from kv_cache.tiers.buffers import Buffer
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import MISMATCH, Payload
 from tests.cli import SMALL, finish, prepare, run, start, worker_of
+from tests.covering import by_day
 from tests.stores import mounted
 from tests.wrappers import FLIP, LOST, SWAPPED, TORN, Fault, Faulty, Stall
 
@@ -180,7 +181,10 @@ def objects(cache: Path) -> list[Path]:
 # --- storage that lies or fails --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+EACH_LAYOUT = {layout: (layout,) for layout in LAYOUTS}
+
+
+@pytest.mark.parametrize("layout", by_day(EACH_LAYOUT, ["file"]))
 def test_wrong_data_of_every_kind_is_never_served_and_always_told(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,7 +338,7 @@ class Harm:
         return min(at, size - PAGE_BYTES)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", by_day(EACH_LAYOUT, ["bucket"]))
 def test_files_that_are_changed_cut_or_removed_are_found_and_told(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,7 +459,7 @@ NO_LOOPS = why_not(LOOP_TOOLS)
 
 @pytest.mark.skipif(NO_LOOPS is not None, reason=NO_LOOPS or "loop devices are there")
 @pytest.mark.root
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", by_day(EACH_LAYOUT, ["arena"]))
 def test_a_disk_that_somebody_fills_is_told_by_who_needs_it(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -493,7 +493,7 @@ def under_mpirun(place: Path, script: Path, words: str) -> "subprocess.Popen[str
     return subprocess.Popen(line.split(), cwd=place, stdout=pipe, stderr=pipe, text=True)
 
 
-@pytest.mark.parametrize("form", ["april", "v3.0"])
+@pytest.mark.parametrize("form", [pytest.param("april", marks=pytest.mark.nightly), "v3.0"])
 def test_mpirun_starts_two_ranks(form: str, place: Path) -> None:
     output = place / "out" / f"kvcache_results_{STAMP}.json"
     script, words = {

@@ -113,7 +113,9 @@ def test_a_log_line_goes_above_and_stays(tmp_path: Path) -> None:
     assert any(line.startswith("1 warning: ") for line in max(seen.frames, key=len))
 
 
-@pytest.mark.parametrize(("columns", "lines"), [(40, 24), (20, 3)])
+@pytest.mark.parametrize(
+    ("columns", "lines"), [pytest.param(40, 24, marks=pytest.mark.nightly), (20, 3)]
+)
 def test_a_small_terminal_is_not_torn(tmp_path: Path, columns: int, lines: int) -> None:
     seen = terminal(tmp_path, columns=columns, lines=lines)
     assert seen.finish()[0] == 0

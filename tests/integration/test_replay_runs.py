@@ -115,7 +115,7 @@ def test_agents_through_real_files_are_causal_and_lose_only_what_did_not_fit(
     tmp_path: Path,
 ) -> None:
     """The shortest sessions, on a tier too small for them."""
-    place, sessions = shorter_sessions(tmp_path, 5)
+    place, sessions = shorter_sessions(tmp_path, 3)
     speedup = 100_000.0
     ran = replayed(
         tmp_path, f"--trace={place}", "--trace-users=3", f"--trace-speedup={speedup}",

@@ -13,6 +13,7 @@ import pytest
 import kv_cache.cli.progress as command
 from kv_cache.cli import main
 from tests.cli import SMALL, Ran, finish, one_configuration, prepare, run, start
+from tests.covering import by_day
 from tests.integration.test_runs import wait_for_objects
 from tests.integration.test_series import assert_in_order, assert_sums, windows_of
 
@@ -84,7 +85,7 @@ def assert_decisions(result: Any) -> None:
 
 
 def test_users_come_while_the_promises_are_kept(tmp_path: Path) -> None:
-    ran = scaling(tmp_path, "--duration=4")
+    ran = scaling(tmp_path, "--duration=3")
     assert ran.code == 0, ran.err
     assert ran.own["status"] == "finished"
     assert_books(ran.own)
@@ -118,7 +119,7 @@ def test_there_are_as_many_workers_as_users(
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path)
     (tmp_path / "scale.yaml").write_text(SCALE)
-    assert main([*SCALING, "--duration=3"]) == 0
+    assert main([*SCALING, "--duration=2"]) == 0
     assert max(users for _, users in seen) > 4
     assert all(workers >= users for workers, users in seen)
     assert {workers for workers, _ in seen} == {users for _, users in seen}
@@ -132,7 +133,13 @@ def test_requests_are_as_many_as_were_wanted_however_many_users_come(tmp_path: P
     assert ran.own["requests"]["submitted"] == ran.own["requests"]["completed"] == 120
 
 
-@pytest.mark.parametrize("flags", [["--decode-only"], ["--prefill-only"], ["--arrival=open"]])
+@pytest.mark.parametrize(
+    "flags",
+    by_day(
+        {name: ([f"--{name}"],) for name in ("decode-only", "prefill-only", "arrival=open")},
+        ["decode-only", "prefill-only"],
+    ),
+)
 def test_every_kind_of_users_can_be_scaled(flags: list[str], tmp_path: Path) -> None:
     ran = scaling(tmp_path, "--duration=2", "--virtual-time", *flags)
     assert ran.code == 0, ran.err

@@ -254,7 +254,7 @@ def test_a_target_of_four_fifths_uses_four_fifths_of_what_is_allowed() -> None:
         assert len(faults(20, 500, users=60, target=target)) <= 1, target
 
 
-@pytest.mark.parametrize("service_s", [0.03, 0.06])
+@pytest.mark.parametrize("service_s", [0.03, pytest.param(0.06, marks=pytest.mark.nightly)])
 def test_when_storage_becomes_faster_or_slower_it_finds_the_new_limit(service_s: float) -> None:
     changed = replace(STATION, service_s=service_s)
     before, after = (s.most_users(LIMIT_S, ALLOWED) for s in (STATION, changed))
@@ -290,7 +290,9 @@ def test_the_same_windows_lead_to_the_same_decisions() -> None:
 # --- capacity --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("users", [10, 100, 400])
+@pytest.mark.parametrize(
+    "users", [10, *(pytest.param(users, marks=pytest.mark.nightly) for users in (100, 400))]
+)
 def test_capacity_stops_by_itself_within_a_tenth_of_the_most_throughput(users: int) -> None:
     most = STATION.servers / STATION.service_s
     for seed in range(20):

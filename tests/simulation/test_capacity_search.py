@@ -127,7 +127,7 @@ def test_over_100_seeds_the_capacity_is_found_within_5_percent_in_12_probes(
     assert float(np.median(widths)) < 0.15
 
 
-@pytest.mark.parametrize("first", [8.0, 100.0, 17_000.0])
+@pytest.mark.parametrize("first", [8.0, pytest.param(100.0, marks=pytest.mark.nightly), 17_000.0])
 def test_a_first_guess_far_off_is_made_good(first: float) -> None:
     limit = limit_of_mm1()
     answers = [found(seed, first, exponential) for seed in range(40)]

@@ -107,6 +107,7 @@ def m_d_c_waiting(servers: int, offered: float) -> float:
     return total
 
 
+@pytest.mark.nightly
 def test_equal_answers_in_steps_that_are_not_shared_are_m_d_c() -> None:
     assert m_d_c_waiting(1, 0.5) == pytest.approx(0.5)  # rho / 2 (1 - rho)
     work = {"rate_per_s": 2.8, "output_tokens": (1000, 1000), "output_law": "fixed"}

@@ -2,6 +2,8 @@
 
 from itertools import combinations, product
 
+import pytest
+
 from tests.covering import by_day, covering
 
 LAYOUTS, ENGINES, SIZES = ("file", "arena", "bucket"), ("direct", "mmap", "uring"), ("1", "2", "9")
@@ -22,7 +24,11 @@ def test_a_choice_that_nothing_goes_with_is_a_case_of_its_own() -> None:
     }
 
 
-def test_what_is_not_chosen_runs_at_night() -> None:
-    day, night = by_day({"a": (1, 2), "b": (3, 4)}, {"a"})
+def test_what_is_not_chosen_runs_at_night(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {"a": (1, 2), "b": (3, 4)}
+    monkeypatch.setattr("tests.covering.at_night", False)
+    assert [case.id for case in by_day(cases, {"a"})] == ["a"]
+    monkeypatch.setattr("tests.covering.at_night", True)
+    day, night = by_day(cases, {"a"})
     assert (day.values, [mark.name for mark in day.marks]) == ((1, 2), [])
     assert (night.values, [mark.name for mark in night.marks]) == ((3, 4), ["nightly"])

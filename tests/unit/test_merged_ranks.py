@@ -600,7 +600,7 @@ def test_the_text_has_a_line_for_each_rank_and_what_is_missing() -> None:
     rows = [line for line in lines if any(head in line for head in heads)]
     assert [line.split()[0] for line in rows] == ["0", "1", "2"]
     assert any("rank 2 has no result" in line for line in lines)
-    load = "4 synthetic users, 100 requests/s (fixed), multi-turn on, RAG off"
+    load = "4 synthetic users, 50 requests/s (fixed), multi-turn on, RAG off"
     load = f"each rank: standard mode, {load}"
     assert any(line.startswith("run ") and line.endswith(load) for line in lines)
     assert any(line.startswith("drive ") for line in lines)
