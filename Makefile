@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Half the time of all tests goes into waiting; what the tests of a file share is made once, and one
 # worker takes the files that would disturb each other (tests/conftest.py).
-WORKERS := -n 6 --dist loadscope --no-loadscope-reorder
+WORKERS := -n 5 --dist loadscope --no-loadscope-reorder
 
 .PHONY: run check test pytest nightly lint bench clean
 

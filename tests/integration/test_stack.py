@@ -3,7 +3,8 @@ in a run and in a probe, and a disk is found below a file system on a file."""
 
 import os
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,21 @@ def tool(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+def once_free(do: Callable[[], object]) -> None:
+    """Do it as soon as what others of these tests have open for a moment, or see in a copy of all
+    mounts, is no longer busy."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            do()
+        except (subprocess.CalledProcessError, OSError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
 @contextmanager
 def file_system_on(block: str, at: Path, *options: str) -> Iterator[Path]:
     """ext4 on a block device, as long as the `with` lasts."""
@@ -49,7 +65,7 @@ def file_system_on(block: str, at: Path, *options: str) -> Iterator[Path]:
     try:
         yield at
     finally:
-        tool("umount", str(at))
+        once_free(lambda: tool("umount", str(at)))
 
 
 @contextmanager
@@ -78,7 +94,7 @@ def on_zram(at: Path) -> Iterator[Path]:
         with file_system_on(f"/dev/zram{number}", at) as directory:
             yield directory
     finally:
-        (control / "hot_remove").write_text(number)
+        once_free(lambda: (control / "hot_remove").write_text(number))
 
 
 @pytest.fixture
