@@ -50,7 +50,6 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.result.document import build_result, with_left_behind
 from kv_cache.result.trials import aggregate, trial_seed
 from kv_cache.sim.run import simulate
-from kv_cache.view.picture.plot import plot_beside
 
 log = logging.getLogger("kv_cache")
 
@@ -343,6 +342,8 @@ class _Running:
             if (written := watchers.run_directory.report(document)) is not None:
                 files["report"] = str(written)
         if job.config.autoscaler.enabled or outcome.preconditioning is not None:
+            from kv_cache.view.picture.plot import plot_beside  # a run that begins needs none
+
             picture = plot_beside(document, job.output)
             if picture is not None:
                 files["plot"] = str(picture)

@@ -25,7 +25,6 @@ from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.files.reading import RESULT_FILE
 from kv_cache.files.writing import write_atomically
-from kv_cache.view.page import page
 
 PAGE_FILE = "report.html"
 
@@ -68,6 +67,8 @@ class RunDirectory:
         target = self.path / PAGE_FILE
         try:
             # As it is read back, so that `report` makes the same page of the file.
+            from kv_cache.view.page import page  # a run that begins needs none
+
             html = page([orjson.loads(as_json(document))], [f"{self.path.name}/{RESULT_FILE}"])
             write_atomically(target, html.encode())
         except (OSError, UsageError) as error:

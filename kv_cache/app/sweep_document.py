@@ -14,15 +14,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from msgspec import convert
-
 from kv_cache import __version__
 from kv_cache.files.reading import SECTION
 from kv_cache.metrics.intervals import CONFIDENCE, Interval, mean_interval
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.metrics import HIGHER, METRICS, Json, over_runs
-from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA, SweepFacts
+from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA
 from kv_cache.result.verdicts import worst
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal
@@ -249,7 +247,7 @@ def _plain(value: Any) -> str:
 def sweep_text(document: Json, directory: Path, instead: str | None = None) -> str:
     """What a person reads: the answer, every cell in a line, what failed, where everything is.
     `instead`: where the document is that `directory` could not take."""
-    view = sweep_view(convert(document[SECTION], SweepFacts))
+    view = sweep_view(document[SECTION])
     files = [f"sweep   {instead or directory / DOCUMENT}"]
     if not instead:
         files.append(f"table   {directory / TABLE}")

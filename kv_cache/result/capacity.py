@@ -27,6 +27,7 @@ from kv_cache.metrics.passport import VALID, Status
 from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.summary import Flows, per_second, total_bytes
 from kv_cache.metrics.window import Window
+from kv_cache.result import kinds
 from kv_cache.result.chain import seal
 from kv_cache.result.model import model_section
 from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
@@ -36,7 +37,7 @@ from kv_cache.result.verdicts import status_of
 from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
 from kv_cache.schedule.probe import Judged, ProbeVerdict, SloEstimate, decided
 
-SCHEMA = "kv-cache-capacity/2"
+SCHEMA = kinds.CAPACITY
 
 
 class JudgedSlo(Struct, frozen=True, kw_only=True):

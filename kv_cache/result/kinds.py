@@ -1,19 +1,16 @@
-"""The schemas of all kinds of documents but runs, whose schemas all begin with `RUN`."""
-
-from kv_cache.result import capacity, lab, preconditioning, sweep, trace, trials
-from kv_cache.result.published import RANKS
-from kv_cache.result.simulation import document as simulation
+"""The schemas of all kinds of documents that are shown by a view."""
 
 RUN = "kv-cache-result/"
 """How the schema of every run's result begins: all of them are readable."""
 
-KINDS = (
-    trials.SCHEMA,
-    preconditioning.SCHEMA,
-    capacity.SCHEMA,
-    RANKS,
-    lab.SCHEMA,
-    simulation.SCHEMA,
-    trace.SCHEMA,
-    sweep.SCHEMA,
-)
+TRIALS = "kv-cache-trials/2"
+PRECONDITIONING = "kv-cache-precondition/1"
+CAPACITY = "kv-cache-capacity/2"
+RANKS = "kv-cache-ranks/2"
+LAB = "kv-cache-lab/1"
+SIM = "kv-cache-sim/2"
+TRACE = "kv-cache-trace-stats/1"
+SWEEP = "kv-cache-sweep/2"
+
+KINDS = (TRIALS, PRECONDITIONING, CAPACITY, RANKS, LAB, SIM, TRACE, SWEEP)
+"""Those that `report` and `plot` read, beside runs."""

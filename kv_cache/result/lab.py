@@ -15,11 +15,12 @@ from kv_cache.core.bounded import Count, Number
 from kv_cache.core.text import printable
 from kv_cache.lab.judge import PolicyOrder
 from kv_cache.lab.table import FoundShares, LabColumn, LabEntry, LabTable
+from kv_cache.result import kinds
 from kv_cache.result.chain import seal
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import SECTION, converted
 
-SCHEMA = "kv-cache-lab/1"
+SCHEMA = kinds.LAB
 OWN = "own"
 """How a table is named whose blocks are held as they are."""
 

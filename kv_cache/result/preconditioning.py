@@ -10,11 +10,12 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.bounded import Number
 from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.result import kinds
 from kv_cache.result.chain import seal
 from kv_cache.result.run import SECTION
 from kv_cache.result.verdicts import status_of
 
-SCHEMA = "kv-cache-precondition/1"
+SCHEMA = kinds.PRECONDITIONING
 
 STEADY, NOT_STEADY = "steady", "not-steady"
 NOT_PROVEN, NOT_LOOKED_FOR = "not-proven", "not-looked-for"

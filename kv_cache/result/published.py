@@ -12,11 +12,12 @@ from kv_cache.core.bounded import Count, Number
 from kv_cache.core.crew import Member
 from kv_cache.core.kinds import Phase
 from kv_cache.metrics.histogram import Histogram
+from kv_cache.result import kinds
 from kv_cache.result.counted import Kernel, Verified
 from kv_cache.result.preconditioning import Preconditioned
 from kv_cache.result.run import converted
 
-RANKS = "kv-cache-ranks/2"
+RANKS = kinds.RANKS
 """The schema of several ranks that ran together."""
 
 

@@ -7,8 +7,9 @@ from msgspec import Struct
 
 from kv_cache.core.bounded import Count, Number
 from kv_cache.metrics.intervals import IntervalEnds
+from kv_cache.result import kinds
 
-SCHEMA = "kv-cache-sweep/2"
+SCHEMA = kinds.SWEEP
 FINISHED, PLANNED, FAILED, INTERRUPTED = "finished", "planned", "failed", "interrupted"
 
 

@@ -11,6 +11,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.bounded import Count, Number
 from kv_cache.core.model import ModelShape
+from kv_cache.result import kinds
 from kv_cache.result.chain import seal
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import SECTION
@@ -20,7 +21,7 @@ from kv_cache.workload.formats.surveying import Survey
 from kv_cache.workload.reuse import ReuseFigures
 from kv_cache.workload.stats import ArrivalFigures, SessionFigures, StreamFigures, TokenFigures
 
-SCHEMA = "kv-cache-trace-stats/1"
+SCHEMA = kinds.TRACE
 
 
 class TraceRows(Struct, frozen=True, kw_only=True):

@@ -16,13 +16,14 @@ from kv_cache.core.bounded import Number
 from kv_cache.core.seed import Seed
 from kv_cache.metrics.intervals import CONFIDENCE, IntervalEnds
 from kv_cache.metrics.passport import VALID, Status, Verdict
+from kv_cache.result import kinds
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.metrics import HEADLINES, METRICS, Json, over_runs
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
 from kv_cache.result.verdicts import FINISHED, Look, verdict_of, worst
 
-SCHEMA = "kv-cache-trials/2"
+SCHEMA = kinds.TRIALS
 MOST_CV = 0.05
 """Above this coefficient of variation of the headline the verdict is suspect: MLPerf Storage asks
 of five runs that they replicate within 5 %."""

@@ -3,7 +3,9 @@ values, and every cell in a line."""
 
 from collections.abc import Iterator, Sequence
 
+from kv_cache.result.metrics import Json
 from kv_cache.result.paths import as_number
+from kv_cache.result.run import converted
 from kv_cache.result.sweep import FINISHED, INTERRUPTED, PLANNED, SweepCell, SweepFacts
 from kv_cache.view import units
 from kv_cache.view.parts import (
@@ -34,8 +36,9 @@ _BEST = "* better than every other cell: their 95 % intervals do not overlap"
 _RANKED = ("valid", "suspect")
 
 
-def sweep_view(sweep: SweepFacts) -> View:
-    """All cells; figures if an option varies in two numbers or more."""
+def sweep_view(section: Json) -> View:
+    """All cells; figures if an option varies in two numbers or more. Raises MisshapenError."""
+    sweep = converted(section, SweepFacts, "")
     return View(
         title="Sweep",
         status=sweep.status,

@@ -3,43 +3,32 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pkgutil import resolve_name
 
 from kv_cache.config.profile import SCHEMA as PROFILE
-from kv_cache.result import capacity, lab, preconditioning, submission, sweep, trace, trials
-from kv_cache.result.kinds import RUN
+from kv_cache.result import kinds
 from kv_cache.result.metrics import Json
-from kv_cache.result.published import RANKS
-from kv_cache.result.run import SECTION, converted, plain
-from kv_cache.result.simulation.document import SCHEMA as SIM
-from kv_cache.view.capacity import capacity_view
+from kv_cache.result.run import SECTION, plain
+from kv_cache.result.submission import SCHEMA as SUBMISSION
 from kv_cache.view.identity import label_of, note_of
-from kv_cache.view.lab import lab_view
 from kv_cache.view.parts import View
-from kv_cache.view.preconditioning import precondition_view
-from kv_cache.view.probe import probe_view
-from kv_cache.view.ranks import ranks_view
-from kv_cache.view.run import run_view
-from kv_cache.view.simulation import sim_view
-from kv_cache.view.submission import submission_view
-from kv_cache.view.sweep import sweep_view
-from kv_cache.view.trace import trace_view
-from kv_cache.view.trials import trials_view
 
 MakeView = Callable[[Json], View]
 """From the section `kv_cache` of a document. Raises MisshapenError, which says where."""
 
-VIEWS: Mapping[str, MakeView] = {
-    trials.SCHEMA: trials_view,
-    preconditioning.SCHEMA: precondition_view,
-    capacity.SCHEMA: capacity_view,
-    RANKS: ranks_view,
-    lab.SCHEMA: lab_view,
-    SIM: sim_view,
-    trace.SCHEMA: trace_view,
-    PROFILE: probe_view,
-    submission.SCHEMA: submission_view,
-    sweep.SCHEMA: lambda section: sweep_view(converted(section, sweep.SweepFacts, "")),
+VIEWS: Mapping[str, str] = {
+    kinds.TRIALS: "trials:trials_view",
+    kinds.PRECONDITIONING: "preconditioning:precondition_view",
+    kinds.CAPACITY: "capacity:capacity_view",
+    kinds.RANKS: "ranks:ranks_view",
+    kinds.LAB: "lab:lab_view",
+    kinds.SIM: "simulation:sim_view",
+    kinds.TRACE: "trace:trace_view",
+    PROFILE: "probe:probe_view",
+    SUBMISSION: "submission:submission_view",
+    kinds.SWEEP: "sweep:sweep_view",
 }
+"""Module and function of each kind, imported where one is shown: a run that begins needs none."""
 
 
 def made_view(document: Json) -> View:
@@ -52,9 +41,9 @@ def made_view(document: Json) -> View:
 
 def view_of(schema: object) -> MakeView | None:
     """How a kind is shown; None for a schema that is no kind of ours."""
-    run = isinstance(schema, str) and schema.startswith(RUN)
-    make = run_view if run else VIEWS.get(str(schema))
-    return None if make is None else partial(_labelled, make)
+    run = isinstance(schema, str) and schema.startswith(kinds.RUN)
+    place = "run:run_view" if run else VIEWS.get(str(schema))
+    return None if place is None else partial(_labelled, resolve_name(f"kv_cache.view.{place}"))
 
 
 def _labelled(make: MakeView, section: Json) -> View:

@@ -25,14 +25,16 @@ from kv_cache.view.picture.base import NothingToDrawError
 from kv_cache.view.picture.shown import view_picture
 from kv_cache.view.sheets import rows, tables, workbook
 from kv_cache.view.terminal import terminal
-from kv_cache.view.views import VIEWS
+from kv_cache.view.views import view_of as made_by
 from tests.reports import sweep
 
 READ = "storage.read.bytes_per_second"
 
 
 def view_of(document: dict[str, Any]) -> View:
-    return VIEWS[document["kv_cache"]["schema"]](document["kv_cache"])
+    make = made_by(document["kv_cache"]["schema"])
+    assert make is not None
+    return make(document["kv_cache"])
 
 
 def shown(value: float) -> str:

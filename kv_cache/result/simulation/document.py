@@ -17,6 +17,7 @@ import orjson
 
 from kv_cache import __version__
 from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval
+from kv_cache.result import kinds
 from kv_cache.result.chain import seal
 from kv_cache.result.metrics import Json, ends
 from kv_cache.result.run import SECTION
@@ -24,7 +25,7 @@ from kv_cache.result.simulation.judge import verdict, warnings
 from kv_cache.result.simulation.limits import NOT_MODELLED
 from kv_cache.result.simulation.measures import numbers
 
-SCHEMA = "kv-cache-sim/2"
+SCHEMA = kinds.SIM
 MARK = f'{{\n  "{SECTION}": {{\n    "schema": "kv-cache-sim/'
 """How the document of every simulation begins."""
 
