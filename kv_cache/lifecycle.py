@@ -10,7 +10,8 @@ something always runs to its end, so nothing waits for ever.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kv_cache.cache.copies import NO_POSITIONS, Position, positions_of
 from kv_cache.cache.counts import CopyTally
@@ -47,8 +48,7 @@ NOWHERE = "fits-nowhere"
 ROOM_LOST = "room-not-made"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Semantics:
+class Semantics(Struct, frozen=True, kw_only=True):
     """What a request does, apart from how fast. `config/root.py` has the two presets.
 
     `reuse_prefix`: look up all blocks and use the longest resident prefix, computing the rest
@@ -69,8 +69,7 @@ class Semantics:
     batch_blocks: int  # blocks that one request stores or promotes at once
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Through:
+class Through(Struct, eq=False, kw_only=True):
     """Write-through: what is stored above the last tier is copied there in the background, through
     a queue of bounded length. `selective`: only what the last tier admits, which it is asked when
     a block is stored and when it is used again."""
@@ -82,8 +81,7 @@ class Through:
     dropped_blocks: int = 0  # as the queue was full
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class World:
+class World(Struct, eq=False, kw_only=True):
     """What all requests of a run share."""
 
     cache: CacheManager

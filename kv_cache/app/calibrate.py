@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec import Struct
 
 from kv_cache import __version__
 from kv_cache.app.probe import DriveOptions, DriveProbe, ProbeJob, checked_plan, probe
@@ -83,8 +84,7 @@ class CalibrateOptions(DriveOptions):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationPlan:
+class CalibrationPlan(Struct, frozen=True, kw_only=True):
     """A checked calibration: drives to measure, and those that were measured, by name."""
 
     output: Path
@@ -95,8 +95,7 @@ class CalibrationPlan:
     dram: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(Struct, frozen=True, kw_only=True):
     """A hardware profile, and where it was written."""
 
     hardware: HardwareProfile

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
+from msgspec import Struct
+
 from kv_cache.app.planned import planned_view
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.bench.interrupts import Interrupts
@@ -183,8 +185,7 @@ def planned_capacity(options: CapacityOptions, config: Config, notes: Sequence[s
 # --- checking --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Search:
+class _Search(Struct, frozen=True, kw_only=True):
     """A checked search."""
 
     job: Job

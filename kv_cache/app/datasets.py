@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
+
 from kv_cache.config.schema import opt
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
 from kv_cache.files.writing import write_output
@@ -36,8 +38,7 @@ class SampleOptions:
     pack: str | None = opt(None, "How files are packed", choices=_PACKINGS, flag="--pack")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleFile:
+class SampleFile(Struct, frozen=True, kw_only=True):
     """A sample in the directory, and whether it was there already."""
 
     path: Path

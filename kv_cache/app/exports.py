@@ -5,15 +5,17 @@ import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kv_cache import __version__
-from kv_cache.bench.endpoint import Endpoint
 from kv_cache.bench.run import RealRun
 from kv_cache.config.root import Config
 from kv_cache.core.errors import UsageError
 from kv_cache.metrics.exposition import about, exposition, measured
 from kv_cache.view.sheets import target_of
+
+if TYPE_CHECKING:
+    from kv_cache.bench.endpoint import Endpoint
 
 log = logging.getLogger("kv_cache")
 
@@ -38,16 +40,18 @@ def write_exports(config: Config, document: Mapping[str, Any]) -> tuple[dict[str
 # --- metrics while a run goes on ---------------------------------------------------------------
 
 
-def endpoint(config: Config) -> AbstractContextManager[Endpoint | None]:
+def endpoint(config: Config) -> "AbstractContextManager[Endpoint | None]":
     """Listens as long as the context lasts, if that was asked for. Raises PlaceError."""
     port = config.output.metrics_port
     if port is None:
         return nullcontext()
+    from kv_cache.bench.endpoint import Endpoint  # it brings a web server
+
     info = _info(config)
     return Endpoint(config.output.metrics_host, port, lambda: exposition(about(info, "starting")))
 
 
-def watch(config: Config, served: Endpoint | None, run: RealRun) -> None:
+def watch(config: Config, served: "Endpoint | None", run: RealRun) -> None:
     """From now on the run's numbers are told."""
     if served is None:
         return

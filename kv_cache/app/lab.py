@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from kv_cache.app.compiled import require_pure
 from kv_cache.app.lab_cases import Drawn, PolicyComparison
 from kv_cache.app.study_files import (
@@ -120,8 +122,7 @@ _SHAPE = ("seeds", "pages", "length", "block_kib", "size_spread")
 """Options of patterns alone, in the order of the document."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatternSource:
+class PatternSource(Struct, frozen=True, kw_only=True):
     """The patterns that are drawn, with the seed of the first."""
 
     names: Sequence[str]

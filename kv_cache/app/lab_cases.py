@@ -1,11 +1,11 @@
 """What `lab` compares, and its numbers for one trace or one pattern as rows of the document."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from statistics import fmean
 from typing import Any
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 
 from kv_cache.app.compiled import engine_name
 from kv_cache.app.study_files import Document
@@ -22,16 +22,14 @@ from kv_cache.result.lab import OWN, lab_document
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(Struct, frozen=True, kw_only=True):
     """A sequence of accesses, and the seed of what is drawn while it is replayed."""
 
     seed: Seed
     accesses: Accesses
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyComparison:
+class PolicyComparison(Struct, frozen=True, kw_only=True):
     """Each policy at each capacity, with blocks held in each type. `residencies` has None for
     blocks as they are; `refusing` adds MIN that may refuse a block."""
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
+from msgspec import Struct
+
 from kv_cache.app.mlperf_plan import SequenceJob
 from kv_cache.app.mlperf_trial import POLL_S, SignalCounter, Trial
 from kv_cache.bench.interrupts import Interrupts
@@ -41,8 +43,7 @@ OVERHEAD_S = 15.0  # of a trial beside its window, until one is known
 log = logging.getLogger("kv_cache")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceResult:
+class SequenceResult(Struct, frozen=True, kw_only=True):
     """How a sequence ended: where its tree is, and the summary of it, if any rank was started."""
 
     place: Place

@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from kv_cache.app.mlperf_rank import RankCall, rank_config, rank_start
 from kv_cache.app.prepare import prepare
 from kv_cache.bench.path_checks import nearest_existing
@@ -107,16 +109,14 @@ class SequenceOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankProgram:
+class RankProgram(Struct, frozen=True, kw_only=True):
     """The program that is a rank: the command that starts it, and how it reads its words."""
 
     command: tuple[str, ...]
     read: Callable[[Sequence[str]], RankCall]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceJob:
+class SequenceJob(Struct, frozen=True, kw_only=True):
     """A checked sequence: what it runs, where, and in what it is not as in CLOSED."""
 
     plan: Plan

@@ -15,6 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from kv_cache.app.prepare import Start
 from kv_cache.config.load import Invocation
 from kv_cache.config.mlperf import MLPERF_OPTIONS, SEED
@@ -77,8 +79,7 @@ class RankOptions:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCall:
+class RankCall(Struct, frozen=True, kw_only=True):
     """What a launcher asks of all ranks: what they run, and where their results go."""
 
     output: Path

@@ -10,8 +10,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.core.errors import PlaceError
@@ -38,8 +39,7 @@ class SignalCounter:
         self.count += 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(Struct, frozen=True, kw_only=True):
     """The ranks of one trial: how they are started, and the directory that their results are in."""
 
     directory: Path

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.app.run import fill_first, load_of_rounds
 from kv_cache.bench.interrupts import Interrupts
@@ -70,7 +72,7 @@ def precondition(
         log.warning(warning)
     environment = captured(*job.directories)
     outcome, silence = _performed(job, caught, progress)
-    outcome = replace(outcome, interrupted=caught.name)
+    outcome = structs.replace(outcome, interrupted=caught.name)
     document = precondition_document(job.config, outcome, environment)
     kept = keep(job.output, as_json(document))
     picture = plot_beside(document, job.output)

@@ -4,14 +4,15 @@ before the first byte is written."""
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import Struct, structs
+
 from kv_cache.app.run_directory import new_run_directory
 from kv_cache.app.trace_source import open_workload
-from kv_cache.bench.endpoint import check_endpoint
 from kv_cache.bench.path_checks import check_name, check_output_file, check_results_dir
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.storage_room import check_places
@@ -58,8 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kv_cache")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """A checked run: everything is known, nothing is written yet."""
 
     config: Config
@@ -79,8 +79,7 @@ class Job:
     start: "Start"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Struct, frozen=True, kw_only=True):
     """Who is started, as what, and what the starter has to say."""
 
     rank: MpiRank = ALONE
@@ -229,10 +228,10 @@ def _fitting(
     largest = TraceRow(0, 0, trace_survey.most_tokens, 0, None, trace_survey.block_tokens)
     if unfit(largest._replace(nbytes=trace_survey.most_bytes)) is None:
         return trace, trace_survey
-    trace = replace(trace, unfit=unfit)
+    trace = structs.replace(trace, unfit=unfit)
     with progress.bar("reading trace", unit="rows") as bar:
         taken = trace_survey.taken
-        trace_survey = replace(survey(trace, progress=bar.to), taken=taken)
+        trace_survey = structs.replace(survey(trace, progress=bar.to), taken=taken)
     require_usable(trace, trace_survey)
     return trace, trace_survey
 
@@ -274,6 +273,8 @@ def _check_files(config: Config, output: Path, trace: Trace | None) -> list[str]
         "the trace": () if trace is None else trace.files,
     }
     if section.metrics_port is not None and not config.run.virtual_time:
+        from kv_cache.bench.endpoint import check_endpoint  # it brings a web server
+
         check_endpoint(section.metrics_host, section.metrics_port)
     several = config.run.trials > 1
     for number in range(1, config.run.trials + 1):

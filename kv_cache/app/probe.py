@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from kv_cache import __version__
 from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.interrupts import Interrupts
@@ -93,8 +95,7 @@ class ProbeOptions(DriveOptions):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeJob:
+class ProbeJob(Struct, frozen=True, kw_only=True):
     """A checked probe: the directory, what is measured there, and the file of its profile."""
 
     directory: Path
@@ -108,8 +109,7 @@ class ProbeJob:
         return _device(self.environment)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriveProbe:
+class DriveProbe(Struct, frozen=True, kw_only=True):
     """What a probe measured, and where its profile is.
 
     Without a profile nothing could be measured, or a signal came.

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from kv_cache.app.documents import beside_tree, is_tree, read_any
 from kv_cache.app.run_directory import PAGE_FILE
 from kv_cache.config.schema import opt
@@ -62,8 +64,7 @@ class PlotOptions:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
+class Rendered(Struct, frozen=True, kw_only=True):
     """Results in one form, and the file that they were written to; None is for stdout."""
 
     form: str

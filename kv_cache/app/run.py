@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
+from msgspec import structs
 
 from kv_cache.app.exports import endpoint, watch, write_exports
 from kv_cache.app.prepare import (
@@ -28,7 +29,6 @@ from kv_cache.app.prepare import (
 from kv_cache.app.twin_prediction import Foresight, foresee
 from kv_cache.app.watchers import Watchers
 from kv_cache.bench.client_ceiling import ceiling
-from kv_cache.bench.endpoint import Endpoint
 from kv_cache.bench.fill import Filled
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import SILENT, Progress
@@ -52,6 +52,9 @@ from kv_cache.result.trials import aggregate, trial_seed
 from kv_cache.sim.run import simulate
 
 log = logging.getLogger("kv_cache")
+
+if TYPE_CHECKING:
+    from kv_cache.bench.endpoint import Endpoint
 
 OnResult = Callable[[Result], None]
 
@@ -160,7 +163,7 @@ def _trial(job: Job, number: int) -> Job:
     config = replace(job.config, run=replace(job.config.run, seed=seed), output=files)
     load = job.build(config)
     warnings = (*job.noted, *warnings_of(config, load, job.trace, job.found))
-    return replace(
+    return structs.replace(
         job, config=config, seed=seed, output=output, run_directory=place, load=load,
         warnings=warnings,
     )  # fmt: skip
@@ -198,7 +201,7 @@ class _Running:
             outcome = foresight.run(self.caught.stop.is_set, bar.to)
         return None if self.caught.came else (foresight, outcome)
 
-    def _measure(self, served: Endpoint | None) -> Result:
+    def _measure(self, served: "Endpoint | None") -> Result:
         job, watchers = self.job, self.watchers
         self.foreseen = self._foreseen()
         filled = None
@@ -227,7 +230,7 @@ class _Running:
         assert self.last is not None
         return self.last
 
-    def _executed(self, real: RealRun, served: Endpoint | None) -> RunOutcome:
+    def _executed(self, real: RealRun, served: "Endpoint | None") -> RunOutcome:
         """A signal that comes after it interrupts what follows, and not what was measured."""
         self.watchers.open(real.clock.started_unix_s)
         if self.job.start.seat is not None:
@@ -257,7 +260,7 @@ class _Running:
         except (UsageError, MemoryError) as error:  # the measurement stands all the same
             log.error("the client's ceiling was not measured: %s", error)
             return outcome
-        return replace(outcome, ceiling=limit)
+        return structs.replace(outcome, ceiling=limit)
 
     def _simulated(self) -> RunOutcome:
         job, watchers, self.foreseen = self.job, self.watchers, None

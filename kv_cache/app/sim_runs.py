@@ -3,9 +3,10 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from msgspec import Struct, field
 
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import Bar, Progress
@@ -45,8 +46,7 @@ class _RunStoppedError(Exception):
     """A signal came during a run."""
 
 
-@dataclass(slots=True, kw_only=True)
-class VariantRuns:
+class VariantRuns(Struct, kw_only=True):
     """A variant with its place in the document, from 1, and its runs so far."""
 
     number: int
@@ -62,8 +62,7 @@ class VariantRuns:
         return {"variant": self.number, "name": self.name}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedRuns:
+class EndedRuns(Struct, frozen=True, kw_only=True):
     """The `count` runs that ended: rows of the document, the seeds in their order, and the cost."""
 
     variants: list[Row]

@@ -2,11 +2,11 @@
 computed, and one that cannot be written in its place is kept in another."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.path_checks import check_output_file
@@ -23,8 +23,7 @@ Document = Mapping[str, Any]
 OUTPUT = "output"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyFile:
+class StudyFile(Struct, frozen=True, kw_only=True):
     """One file, by the name of its flag. `check` raises UsageError for a place where it could not
     be written; `form` is its content, None if it is written while the study goes on."""
 

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import orjson
+from msgspec import Struct
+from msgspec.structs import replace
 
 import kv_cache
 from kv_cache.app.prepare import prepare
@@ -110,8 +112,7 @@ def sweep(
 # --- checking --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """One run of a cell. `directory` is its own, below the results' directory."""
 
     cell: Cell
@@ -123,8 +124,7 @@ class Run:
         return f"{cell_title(self.cell)}, run {self.trial}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """A checked sweep. `runs` go through all cells before the second run of any, so that whatever
     changes slowly changes all of them alike."""
 

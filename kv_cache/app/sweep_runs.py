@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
+
+from msgspec import Struct
 
 import kv_cache
 from kv_cache.bench.interrupts import Interrupts, interrupts
@@ -89,8 +90,7 @@ def run_remote(directory: str) -> int | None:
         return Children(caught).run(directory)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class Pool(Struct, frozen=True, kw_only=True):
     """Where runs are done, `workers` at once. `gone` says that it may not answer after a signal."""
 
     submit: Submit

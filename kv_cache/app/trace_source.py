@@ -3,9 +3,11 @@ plan. `lab` and `trace` look at such a stream; nothing is measured and nothing i
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.config.build import Load, build_load
@@ -44,8 +46,7 @@ class SourceOptions:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSource:
+class TraceSource(Struct, frozen=True, kw_only=True):
     """A checked choice of what to look at; no file has been read yet."""
 
     config: Config
@@ -71,7 +72,7 @@ class TraceSource:
         trace, survey = _read_with_doubts(self.config, progress)
         config = as_recorded(self.config, trace)
         if trace is not None:
-            parts = {each.name: getattr(trace, each.name) for each in fields(trace)}
+            parts = {name: getattr(trace, name) for name in trace.__struct_fields__}
             trace = _WatchedTrace(**parts, watch=watch)
         model = config.model_shape()
         load = build_load(config, model, Seed(config.run.seed or SEED), trace, survey, None)
@@ -81,8 +82,7 @@ class TraceSource:
         )  # fmt: skip
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class RowWatch:
+class RowWatch(Struct, eq=False, kw_only=True):
     """Notes what requests do not say of their rows, while it is `on`: a source reads rows ahead
     when it is made."""
 
@@ -99,8 +99,7 @@ class RowWatch:
             self.sessions.add(row.session)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _WatchedTrace(Trace):
+class _WatchedTrace(Trace, frozen=True, kw_only=True):
     """A trace that shows each row to a watch as it passes."""
 
     watch: RowWatch
@@ -111,8 +110,7 @@ class _WatchedTrace(Trace):
             yield row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestStream:
+class RequestStream(Struct, frozen=True, kw_only=True):
     """The requests of a source, and what the source was built of."""
 
     config: Config

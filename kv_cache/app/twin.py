@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.interrupts import Interrupts
@@ -60,8 +62,7 @@ class TwinOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TwinJob:
+class TwinJob(Struct, frozen=True, kw_only=True):
     """A checked comparison: what fio does, and where."""
 
     twin: Twin
@@ -70,8 +71,7 @@ class TwinJob:
     reclaim: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TwinResult:
+class TwinResult(Struct, frozen=True, kw_only=True):
     """What fio measured, or the problem that it had; neither if a signal came."""
 
     answer: Answer | None

@@ -4,9 +4,11 @@ Used by `predict`, which does only this, and by `run --predict`, which does it b
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.app.prepare import Build, check_machine
 from kv_cache.cache.limits import TierSpec
@@ -23,8 +25,7 @@ from kv_cache.result.sections import body
 from kv_cache.sim.run import known_tiers, simulate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foresight:
+class Foresight(Struct, frozen=True, kw_only=True):
     """A checked twin: what it will simulate, and how."""
 
     config: Config

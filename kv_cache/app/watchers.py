@@ -1,9 +1,10 @@
 """Who is told of each request and operation of a run: the files that were asked for."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from kv_cache.app.prepare import Job
 from kv_cache.app.run_directory import RunDirectory

@@ -29,7 +29,8 @@ it is the system calls of one process that read and write at a position: those o
 
 import signal
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kv_cache.metrics.tracing import READ, SECOND_COUNT, WRITE
 
@@ -49,8 +50,7 @@ OPEN, CLOSE = 0, int(signal.SIGCONT)
 _NEEDED = ("block_rq_issue", "block_rq_complete")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceProgram:
+class TraceProgram(Struct, frozen=True, kw_only=True):
     text: str
     tracepoints: tuple[str, ...]
 

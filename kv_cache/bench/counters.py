@@ -7,11 +7,11 @@ moved reached the device, and whether others moved bytes too.
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
+from msgspec import Struct
 
 from kv_cache.bench.path_checks import nearest_existing
 from kv_cache.bench.probes.diskstats import DiskStats, added_up, read_diskstats
@@ -21,8 +21,7 @@ from kv_cache.core.units import KIB
 _LEVELS = frozenset({"device", "peak_rss_bytes", "rss_bytes"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
+class Counters(Struct, frozen=True, kw_only=True):
     """A snapshot, or the difference of two. None = the kernel doesn't say.
 
     `process_*_bytes` reached (or were read from) the block layer for this process; `rchar` and
@@ -58,7 +57,7 @@ class Counters:
 
     def __sub__(self, earlier: Self) -> Self:
         assert self.device == earlier.device, "counters of two devices cannot be subtracted"
-        names = [field.name for field in fields(self)]
+        names = self.__struct_fields__
         return type(self)(**{name: _difference(name, self, earlier) for name in names})
 
 

@@ -10,11 +10,11 @@ Nothing is measured where it would not be a measurement: if there is no room for
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+from msgspec import Struct
 
 from kv_cache.bench.linux import usable_cpus
 from kv_cache.bench.memory import available_ram_bytes, usable_bytes
@@ -27,8 +27,7 @@ _LEAST_BYTES = 256 * MIB
 _CACHE_SIZES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copied:
+class Copied(Struct, frozen=True, kw_only=True):
     """Bytes/s. `spread` is (largest - smallest) / median of the passes of all threads."""
 
     one_thread_bytes_per_s: float
@@ -39,8 +38,7 @@ class Copied:
     spread: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotCopied:
+class NotCopied(Struct, frozen=True, kw_only=True):
     """Why nothing could be measured."""
 
     reason: str

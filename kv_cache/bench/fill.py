@@ -18,10 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from kv_cache.bench.cache_dir import obtainable_bytes
 from kv_cache.bench.counters import device_of, read_counters
@@ -62,8 +64,7 @@ Progress = Callable[[int], None]
 log = logging.getLogger("kv_cache")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FillInterval:
+class FillInterval(Struct, frozen=True, kw_only=True):
     """One interval of a fill: bytes written between two instants, in seconds since it began."""
 
     start_s: float
@@ -78,8 +79,7 @@ class FillInterval:
         return {**asdict(self), "bytes_per_second": self.bytes_per_second}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class Filled(Struct, frozen=True, kw_only=True):
     """The result of a fill. `bytes` are fewer than `wanted_bytes` if it was stopped.
 
     `device_write_bytes` is the kernel's count for all drives; None if one of them has none.
@@ -101,7 +101,7 @@ class Filled:
     rows: tuple[FillInterval, ...]
 
     def to_json(self) -> dict[str, Any]:
-        totals = {name: getattr(self, name) for name in self.__slots__ if name != "rows"}
+        totals = {name: getattr(self, name) for name in self.__struct_fields__ if name != "rows"}
         return {**totals, "rows": [row.to_json() for row in self.rows]}
 
 
@@ -203,8 +203,7 @@ def _size_of(path: Path) -> int:
     return status.f_blocks * status.f_frsize
 
 
-@dataclass(slots=True, kw_only=True)
-class _DriveFill:
+class _DriveFill(Struct, kw_only=True):
     """One thread's file: its length, and the bytes to write to it. `written` is the thread's."""
 
     number: int
@@ -220,8 +219,7 @@ class _DriveFill:
         return self.directory / "00" / f"fill-{self.number:04d}.kv"
 
 
-@dataclass(slots=True)
-class _Rows:
+class _Rows(Struct):
     """Bandwidth over time, of bounded number."""
 
     rows: list[FillInterval] = field(default_factory=list)

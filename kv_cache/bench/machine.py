@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.drive import Drive
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from kv_cache.bench.tracing import Tracer
 
 
-@dataclass(frozen=True, slots=True)
-class RunMachine:
+class RunMachine(Struct, frozen=True):
     config: Config
     directories: RunDirectories
     stores: RunStores

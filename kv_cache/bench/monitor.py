@@ -8,9 +8,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.bench.probes.diskstats import DiskStats, added_up, read_diskstats
 from kv_cache.bench.probes.pressure import RESOURCES, read_pressure
@@ -22,8 +23,7 @@ _IDLE = (3, 4)  # the columns `idle` and `iowait` of /proc/stat; both do nothing
 _OWN = 8  # columns; the two behind them, of guests, are in `user` and `nice` already
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _Look(Struct, frozen=True, kw_only=True):
     """The machine at one instant."""
 
     at_ns: int
@@ -151,7 +151,9 @@ def _devices(
 
 def _backwards(moved: DiskStats) -> bool:
     """Whether a counter ran backwards: the device was taken away, and one of the same name came."""
-    return any(getattr(moved, name) < 0 for name in DiskStats.__slots__ if name != "in_flight")
+    return any(
+        getattr(moved, name) < 0 for name in DiskStats.__struct_fields__ if name != "in_flight"
+    )
 
 
 def _pressure(

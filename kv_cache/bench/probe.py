@@ -27,12 +27,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any, Self
+
+from msgspec import Struct, field
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
@@ -65,8 +66,7 @@ Tick = Callable[[float, str], None]
 """Told the share that is done and what is being done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbePlan:
+class ProbePlan(Struct, frozen=True, kw_only=True):
     """What to measure. `seconds` is aimed at for all of it; slow devices take longer."""
 
     sizes: tuple[int, ...]
@@ -117,8 +117,7 @@ def objects_needed(concurrency: int) -> int:
     return (LEAST_PER_THREAD + 1) * concurrency
 
 
-@dataclass(slots=True, eq=False)
-class Probed:
+class Probed(Struct, eq=False):
     """The result of a probe. `counted` is what the kernel counted of the bytes moved."""
 
     cells: list[Cell] = field(default_factory=list)

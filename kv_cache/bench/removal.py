@@ -11,9 +11,10 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.bench.owner import OWNER_NAME
 
@@ -38,8 +39,7 @@ def is_at(fd: int, name: str | Path, parent: int | None = None) -> bool:
     return os.path.samestat(os.fstat(fd), status)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
+class Removed(Struct, frozen=True, kw_only=True):
     """Counts what was deleted, and lists what is left: foreign files, failures with reasons."""
 
     files: int = 0

@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from kv_cache.bench.fill import Filled
 from kv_cache.cache.limits import TierSpec
@@ -33,8 +34,7 @@ class Together(Protocol):
         """The first arrival was let in `ago_ns` ago."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlan:
+class RunPlan(Struct, frozen=True):
     """`filled` is what was written to the drives beforehand, `rounds` the load of the
     preconditioning, endless and under other names. `rehearse` runs on storage that keeps nothing
     and takes no time, with all the rest as it is. `promises` as in `build_control`."""
@@ -49,8 +49,7 @@ class RunPlan:
     slos: Sequence[Slo] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunHooks:
+class RunHooks(Struct, frozen=True, kw_only=True):
     """`on_arrival` as in `Intake`, but not of the preconditioning's rounds; `watch` as in
     `build_control`; `together` if this is one of several runs."""
 

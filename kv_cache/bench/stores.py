@@ -8,8 +8,9 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kv_cache.bench.cache_dir import CacheDir
 from kv_cache.bench.clock import MonotonicClock
@@ -39,8 +40,7 @@ Wrap = Callable[[Store], Store]
 log = logging.getLogger("kv_cache")
 
 
-@dataclass(frozen=True, slots=True)
-class RunDirectories:
+class RunDirectories(Struct, frozen=True):
     """The cache directories and prefixes of a run, one a drive. `left_behind` is what could not be
     removed, each with its reason; known once they are closed."""
 
@@ -61,8 +61,7 @@ class RunDirectories:
         return sum((drive.leftovers for drive in self.local), Removed())
 
 
-@dataclass(frozen=True, slots=True)
-class RunStores:
+class RunStores(Struct, frozen=True):
     """A store for each tier; `nvme` and `arenas` are those among them that are of files and of
     memory. Loads and stores of blocks have buffers of their own."""
 
@@ -110,8 +109,7 @@ def open_stores(
     return _Opener(plan, directories, answers, opening).open()
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(Struct, frozen=True):
     """`abort` ends operations at their next buffer; `closing` takes what is to be closed."""
 
     abort: threading.Event

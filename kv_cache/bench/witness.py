@@ -7,11 +7,11 @@ window. It judges nothing: `metrics/passport` does, from what is in the result.
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import Counters, device_of, read_counters

@@ -5,7 +5,8 @@ answers are settled: only then do the policies hear of them, and only then do th
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kv_cache.cache.counts import CopyTally
 from kv_cache.core.block import Key
@@ -47,8 +48,7 @@ class Rivals:
         return count
 
 
-@dataclass(slots=True, eq=False)
-class AdmissionAnswers:
+class AdmissionAnswers(Struct, eq=False):
     """What one plan was answered: by tier and key, the candidate and why not (None: admitted)."""
 
     by_tier_and_key: dict[tuple[int, Key], tuple[Candidate, str | None]] = field(

@@ -1,10 +1,11 @@
 """The copies of blocks that exist or are on their way, by their id and by their key."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import CopyRef
@@ -41,8 +42,7 @@ class State(Enum):
     LEAVING = "leaving"
 
 
-@dataclass(slots=True, eq=False)
-class Copy:
+class Copy(Struct, eq=False):
     ref: CopyRef
     state: State = State.PLANNED
     pins: int = 0

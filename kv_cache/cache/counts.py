@@ -1,10 +1,9 @@
 """What is counted of copies, apart from the bytes of a tier (see ledger.py)."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 
-@dataclass(slots=True, eq=False)
-class CopyTally:
+class CopyTally(Struct, eq=False):
     """Blocks and their bytes (whole pages)."""
 
     blocks: int = 0
@@ -15,8 +14,7 @@ class CopyTally:
         self.bytes += nbytes
 
 
-@dataclass(slots=True, eq=False)
-class Prefetches:
+class Prefetches(Struct, eq=False):
     """Copies that were begun before anybody asked. Each comes to exactly one end, the first of:
     read where it was brought (useful), asked for while it was on its way (late), gone unread
     (wasted), not completed (failed); or it is there at the end, unread."""

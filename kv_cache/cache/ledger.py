@@ -9,11 +9,10 @@ A plan that frees space takes what it freed into its own claim, so that no other
 between the delete and the write.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(slots=True, eq=False)
-class Claim:
+class Claim(Struct, eq=False):
     """Space that one plan needs in one tier; `held` of it is already there."""
 
     need: int

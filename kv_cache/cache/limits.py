@@ -1,22 +1,21 @@
 """How much a tier may hold, and what may live there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kv_cache.cache.ledger import Ledger
 from kv_cache.core.kinds import Tier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierSpec:
+class TierSpec(Struct, frozen=True, kw_only=True):
     """One tier of the waterfall. `capacity_bytes` None is unlimited (virtual time only)."""
 
     tier: Tier
     capacity_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheRules:
+class CacheRules(Struct, frozen=True, kw_only=True):
     """`target_usage_ratio` and `large_entry_limit_ratio` bind every tier but the last: such a
     tier makes room down to that share of its capacity, and objects above the second share skip
     it. One plan moves at most `max_victims(n)` of a tier's n copies."""

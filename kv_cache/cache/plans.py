@@ -1,21 +1,19 @@
 """What the cache decides, for a driver to carry out: room for new copies, and which they are."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from kv_cache.cache.ledger import Claim
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import CopyRef, Token
 
 
-@dataclass(slots=True, eq=False)
-class Demotion:
+class Demotion(Struct, eq=False):
     source: CopyRef
     target: CopyRef
     claim: Claim
 
 
-@dataclass(slots=True, eq=False)
-class RoomLevel:
+class RoomLevel(Struct, eq=False):
     """What one tier has to do before bytes can come in: delete `drops`, then `demotions`."""
 
     claim: Claim
@@ -23,8 +21,7 @@ class RoomLevel:
     demotions: tuple[Demotion, ...]
 
 
-@dataclass(slots=True, eq=False)
-class RoomPlan:
+class RoomPlan(Struct, eq=False):
     """Room for `targets` in one tier: carry out `levels` in order (the lowest tier first)."""
 
     targets: tuple[CopyRef, ...]
@@ -32,8 +29,7 @@ class RoomPlan:
     claim: Claim
 
 
-@dataclass(slots=True, eq=False)
-class Placement:
+class Placement(Struct, eq=False):
     """The answer to `begin_stores`. Blocks that are present or being stored need nothing, nor do
     those that no tier admits: they are not stored."""
 
@@ -45,8 +41,7 @@ class Placement:
     wait: Token | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Backup:
+class Backup(Struct, eq=False):
     """Copies in the last tier of what is above it: the plan's targets are of the pinned `sources`,
     in their order. What did not fit into one plan is `later`."""
 

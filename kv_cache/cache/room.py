@@ -5,7 +5,8 @@ step. Only policies hear of keys that may come (`expect`), which then may not co
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from kv_cache.cache.admission_gate import AdmissionAnswers, AdmissionGate, Rivals
 from kv_cache.cache.copies import NO_POSITION, Copies, Copy, Position
@@ -22,8 +23,7 @@ def stored_bytes(block: Block) -> int:
     return round_up(block.nbytes, PAGE_BYTES)
 
 
-@dataclass(slots=True, eq=False)
-class DraftLevel:
+class DraftLevel(Struct, eq=False):
     index: int
     need: int
     held: int
@@ -32,8 +32,7 @@ class DraftLevel:
     demotions: list[tuple[Copy, "DraftLevel"]]
 
 
-@dataclass(slots=True, eq=False)
-class Draft:
+class Draft(Struct, eq=False):
     """A plan in the making. `chosen` are ids of copies, `held` is free space by tier."""
 
     levels: list[DraftLevel] = field(default_factory=list)

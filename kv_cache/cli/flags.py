@@ -11,11 +11,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
+
+from msgspec import Struct, field
 
 from kv_cache.cli import COMMANDS as COMMAND_MODULES
 from kv_cache.cli.help import COMMANDS, FIRST_PAGE, USAGE, VERSION
@@ -402,8 +403,7 @@ def variable_of(path: str, command: str = "") -> str:
     return ENVIRONMENT + f"{section}.{path}".lstrip(".").upper().replace(".", "__")
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(Struct, frozen=True):
     """What environment variables set: values by the option's path, and variables by that too."""
 
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -6,8 +6,8 @@ colours, so nothing is lost without them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from tqdm.utils import disp_len, disp_trim
 
 from kv_cache.core.text import printable
@@ -18,8 +18,7 @@ _GAP = 3  # columns between tables side by side
 _LEAST_BAR, _MOST_BAR = 8, 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(Struct, frozen=True, kw_only=True):
     """Reads or writes of a tier in the latest window, for each second of it. `latency` is the
     device's for storage."""
 
@@ -28,15 +27,13 @@ class Side:
     latency: Latency = NO_LATENCY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierNow:
+class TierNow(Struct, frozen=True, kw_only=True):
     name: str
     read: Side
     write: Side
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SloNow:
+class SloNow(Struct, frozen=True, kw_only=True):
     """A percentile of a class as it was last seen (None: not yet, or one that windows do not
     know), and its SLO."""
 
@@ -45,8 +42,7 @@ class SloNow:
     limit_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, kw_only=True):
     """How a run stands. Counts of errors are of the whole run; `None` is not known, or there is
     no such thing."""
 

@@ -16,12 +16,11 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from shutil import get_terminal_size
 from typing import Any
 
 from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from kv_cache.bench.run import RealRun
 from kv_cache.cli.live import Side, SloNow, Snapshot, TierNow, cut, live_lines, status_line
@@ -36,6 +35,13 @@ from kv_cache.metrics.window import Latency, Window
 STATUS_S = 10.0
 REDRAW_S = 0.5  # at most twice a second, and at once in a new phase
 _DUMB = ("", "dumb", "unknown")
+
+
+def _logs_above() -> AbstractContextManager[None]:
+    """Return a context in which log lines go above what is drawn."""
+    from tqdm.contrib.logging import logging_redirect_tqdm  # it brings asyncio
+
+    return logging_redirect_tqdm()
 
 
 class Status:
@@ -77,7 +83,7 @@ class TerminalProgress:
             settings["bar_format"] = "{bar:20} {desc}" if total else "{desc}"
         if total is not None:
             settings["total"] = total
-        logs = nullcontext() if not sys.stderr.isatty() else logging_redirect_tqdm()
+        logs = nullcontext() if not sys.stderr.isatty() else _logs_above()
         with self._tqdm(settings) as bar, logs:
             yield _Bar(bar)
 
@@ -247,7 +253,7 @@ class RunProgress:
         else:
             self._block = Block(disable=False)
             self._stack.callback(self._block.close)
-        self._stack.enter_context(logging_redirect_tqdm())
+        self._stack.enter_context(_logs_above())
         logging.getLogger().addHandler(self._warnings)
         self._stack.callback(logging.getLogger().removeHandler, self._warnings)
         return self

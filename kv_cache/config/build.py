@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from msgspec import structs, to_builtins
+
 from kv_cache.cache.limits import TierSpec
 from kv_cache.cache.manager import CacheManager
 from kv_cache.config.lengths import build_lengths
@@ -361,15 +363,15 @@ def policy_facts(config: Config, world: World) -> dict[str, Any]:
             "tiers": {
                 spec.tier.label: {
                     "consulted": cache.admission_gate.guarded(index),
-                    "admitted": asdict(cache.admission_gate.admitted[index]),
+                    "admitted": structs.asdict(cache.admission_gate.admitted[index]),
                     "not_admitted": {
-                        why: asdict(tally)
+                        why: structs.asdict(tally)
                         for why, tally in sorted(cache.admission_gate.not_admitted[index].items())
                     },
                 }
                 for index, spec in enumerate(cache.specs)
             },
-            "not_stored": asdict(cache.admission_gate.not_stored),
+            "not_stored": structs.asdict(cache.admission_gate.not_stored),
         },
         "write": {"name": policies.write, **_written(world)},
         "prefetch": {"name": policies.prefetch, **_prefetched(world)},
@@ -383,7 +385,7 @@ def _prefetched(world: World) -> dict[str, Any]:
     return {
         "wanted_blocks": ahead and ahead.wanted_blocks,
         "given_up_blocks": ahead and ahead.given_up_blocks,
-        **{name: ahead and tally for name, tally in asdict(prefetches).items()},
+        **{name: ahead and tally for name, tally in to_builtins(prefetches).items()},
         "unread_blocks": ahead and world.cache.unread_blocks,
         "useful_ratio": ahead and (prefetches.useful.blocks / ended if ended else None),
     }
@@ -393,9 +395,9 @@ def _written(world: World) -> dict[str, Any]:
     """What was written through; null where nothing is."""
     through = world.through
     return {
-        "written": through and asdict(through.written),
-        "failed": through and asdict(through.failed),
-        "no_room": through and asdict(world.cache.not_backed_up),
+        "written": through and structs.asdict(through.written),
+        "failed": through and structs.asdict(through.failed),
+        "no_room": through and structs.asdict(world.cache.not_backed_up),
         "dropped_blocks": through and through.dropped_blocks,
     }
 

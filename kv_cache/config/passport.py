@@ -1,6 +1,8 @@
 """The section `passport`: how evidence is gathered, and where its rules change their mind."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from msgspec.structs import fields
 
 from kv_cache.config.schema import opt
 from kv_cache.core.units import MIB

@@ -8,10 +8,12 @@ no effect or may surprise in `run_warnings`.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from kv_cache.cache.limits import CacheRules
 from kv_cache.config import reference as r

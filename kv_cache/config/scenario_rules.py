@@ -7,8 +7,9 @@ may stay as it is. Whether links are there is for the topology to say.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from kv_cache.config.scenario import (
     ModelSection,

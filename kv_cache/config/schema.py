@@ -21,12 +21,14 @@ from fractions import Fraction
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
+from msgspec import Struct
 
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.text import is_utf8
 from kv_cache.extensions import Catalogue
 
 T = TypeVar("T")
+_S = TypeVar("_S", bound=Struct)
 
 _NOUNS: Mapping[type, str] = {
     bool: "true or false",
@@ -441,10 +443,9 @@ def to_mapping(obj: Any) -> Any:
     return obj
 
 
-def same_fields(cls: type[T], section: Any) -> T:
+def same_fields(cls: type[_S], section: Any) -> _S:
     """Return a `cls` whose every field is the option of that name in a section."""
-    names = (field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
-    return cls(**{name: getattr(section, name) for name in names})
+    return cls(**{name: getattr(section, name) for name in cls.__struct_fields__})
 
 
 def describe(cls: type[Any]) -> Iterator[Option]:

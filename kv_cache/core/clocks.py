@@ -10,11 +10,11 @@ synchronization", 1989), and an average over them would tell less.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(Struct, frozen=True, kw_only=True):
     """One message there and back: two instants of our clock, and one of theirs between them."""
 
     sent_ns: int
@@ -26,8 +26,7 @@ class Exchange:
         return self.back_ns - self.sent_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offset:
+class Offset(Struct, frozen=True, kw_only=True):
     """`offset_ns` is their clock less ours, at most `error_ns` off."""
 
     offset_ns: int

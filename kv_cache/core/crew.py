@@ -6,10 +6,10 @@ up what they say while they run, and collects their results.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from kv_cache.core.bounded import Count
 
@@ -26,8 +26,7 @@ def is_own(path: str) -> bool:
     return any(path == option or path.startswith(f"{option}.") for option in OWN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """One rank, as the coordinator saw it. What never happened is None."""
 
     rank: RankNumber
@@ -41,8 +40,7 @@ class Member:
     lost: str | None = None  # why there is no whole result of it: `died`, `lagged`, ... in words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class Crew(Struct, frozen=True, kw_only=True):
     """All ranks of a run, by their numbers. `wanted` are as many as were started."""
 
     how: str  # they were started: "mpi" or "clients"

@@ -6,8 +6,9 @@ out. A failed operation is a `Done` with `ok=False`, not an exception.
 """
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kv_cache.core.block import Key
 from kv_cache.core.kinds import Cause, OpKind, Tier
@@ -29,8 +30,7 @@ class CopyRef(NamedTuple):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class _OfOneCopy:
+class _OfOneCopy(Struct, frozen=True):
     """The one copy is what the operation reads from, and what it is about."""
 
     copy: CopyRef
@@ -45,20 +45,19 @@ class _OfOneCopy:
         return self.copy
 
 
-class Read(_OfOneCopy):
-    __slots__ = ()
+class Read(_OfOneCopy, frozen=True):
+    pass
 
 
-class Write(_OfOneCopy):
-    __slots__ = ()
+class Write(_OfOneCopy, frozen=True):
+    pass
 
 
-class Delete(_OfOneCopy):
-    __slots__ = ()
+class Delete(_OfOneCopy, frozen=True):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True):
     """Read `source` and write what was read as `target`; `source` stays."""
 
     source: CopyRef
@@ -69,15 +68,13 @@ class Move:
 Op = Read | Write | Move | Delete
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(Struct, frozen=True):
     """Operations that may be done in any order and at the same time."""
 
     ops: tuple[Op, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(Struct, frozen=True):
     """The accelerator is busy with this request for `duration_ns`."""
 
     duration_ns: int
@@ -87,15 +84,13 @@ Token = tuple[str, int]
 """Names something that can change: `("copy", copy_id)`, `("room", 0)`, `("gate", id)`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Await:
+class Await(Struct, frozen=True):
     """Continue after `token` was fired. Wake-ups may be spurious: look again."""
 
     token: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(Struct, frozen=True):
     """Let `life` live in the background from now on; this request continues at once."""
 
     life: "Life"

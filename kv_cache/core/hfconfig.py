@@ -7,8 +7,10 @@ that are silently wrong are worse than none.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.model import ModelShape
@@ -152,8 +154,7 @@ def _all_alike(hf: "_Hf", key: str) -> bool:
     return key == "attn_type_list" and isinstance(kinds, list) and set(map(str, kinds)) == {"1"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Hf:
+class _Hf(Struct, frozen=True):
     """The keys of a `config.json`, to be read as numbers."""
 
     text: Mapping[str, Any]

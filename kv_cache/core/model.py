@@ -15,7 +15,8 @@ engines that store blocks store all layers of each.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kv_cache.core.errors import ConfigError
 
@@ -37,8 +38,7 @@ DTYPE_BITS: Mapping[str, int] = {
 ATTENTION_TYPES = ("mha", "gqa", "mla")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
+class ModelShape(Struct, frozen=True, kw_only=True):
     """One model's KV geometry; `source` says where the numbers come from.
 
     `kv_quant_group` elements share `kv_scale_bytes` of scales, where the type has at most 8 bits;

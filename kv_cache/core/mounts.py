@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
+class Mount(Struct, frozen=True, kw_only=True):
     """One line of /proc/self/mountinfo."""
 
     major_minor: str

@@ -1,10 +1,9 @@
 """Which of several processes of one job this one is. MLPerf calls it a client: one MPI rank."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MpiRank:
+class MpiRank(Struct, frozen=True, kw_only=True):
     """A rank, counted from 0. What the starter did not tell is None."""
 
     rank: int = 0

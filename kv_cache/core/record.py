@@ -3,14 +3,13 @@
 Instants are nanoseconds since the run's origin on one monotonic clock.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from kv_cache.core.kinds import Outcome, Qos
 from kv_cache.core.request import Request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
+class RequestRecord(Struct, frozen=True, kw_only=True):
     """One request's end. Instants that it never reached are None."""
 
     request_id: int

@@ -1,13 +1,12 @@
 """What is asked: an arrival as the source means it."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from kv_cache.core.block import Block
 from kv_cache.core.kinds import Lookup, Qos
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """One request with its intended instant.
 
     `blocks` is the whole sequence that the request attends over, in order. The first `shared`

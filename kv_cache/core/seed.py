@@ -7,11 +7,11 @@ is BLAKE2b over the path, and `random.Random` is specified to give the same numb
 
 import hashlib
 import random
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Seed:
+class Seed(Struct, frozen=True):
     """A value and the path of names that led here."""
 
     value: int

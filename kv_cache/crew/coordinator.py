@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec import Struct, field
 
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import Bar, Progress
@@ -46,8 +46,7 @@ _PONG_S = 2.0
 log = logging.getLogger("kv_cache")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """What is to be run together. `output` is the result of all."""
 
     how: str  # "clients": started here; "mpi": all but rank 0 come by themselves
@@ -58,8 +57,7 @@ class Plan:
     key: bytes
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Rank:
+class _Rank(Struct, eq=False, kw_only=True):
     """The state of one rank, as far as the coordinator knows it."""
 
     rank: int

@@ -5,7 +5,8 @@ Imports little, as it is asked before anything else (`cli/supervisor`).
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.mpirank import ALONE, MpiRank
@@ -19,8 +20,7 @@ KEY = "KV_CACHE_KEY"
 last two as well."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Starter:
+class _Starter(Struct, frozen=True, kw_only=True):
     """The environment variables in which one launcher describes its ranks."""
 
     rank: str

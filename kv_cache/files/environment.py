@@ -6,7 +6,6 @@ here may break a run: what cannot be read is null and is listed under "unreadabl
 """
 
 import fnmatch
-import http.client
 import importlib.metadata
 import os
 import platform
@@ -142,6 +141,8 @@ def _bucket(reader: Reader, place: ObjectPlace) -> dict[str, Any]:
 
 def _server_name(reader: Reader, place: ObjectPlace) -> str | None:
     """Return the server's name in its answer to a request without a signature."""
+    import http.client  # it brings TLS, which few runs need
+
     server = urlsplit(place.url)
     kind = http.client.HTTPSConnection if place.secure else http.client.HTTPConnection
     connection = kind(server.hostname or "", server.port, timeout=_ASK_SERVER_S)

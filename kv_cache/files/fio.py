@@ -16,11 +16,12 @@ device for as much at once, its threads (the next whole number) think between tw
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import OpKind, Phase, Tier
@@ -67,16 +68,14 @@ _FILES = 4096  # of one fio thread, at most
 _MARGIN = 2.0  # a fio twice as fast as the run does not meet data again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeClass:
+class SizeClass(Struct, frozen=True, kw_only=True):
     """Objects of about one size, and their share of all in whole percents."""
 
     nbytes: int
     percent: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(Struct, frozen=True, kw_only=True):
     """The reads or the writes of the run's storage tier in its window."""
 
     kind: OpKind
@@ -126,8 +125,7 @@ class Side:
         return self.call_bytes * self.calls
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Twin:
+class Twin(Struct, frozen=True, kw_only=True):
     """What a result says about its storage I/O, and what a fio job does of it."""
 
     result: Path
@@ -317,8 +315,7 @@ def _cost(one: Sequence[float], other: Sequence[float]) -> float:
 # --- the job ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Extent:
+class _Extent(Struct, frozen=True, kw_only=True):
     """The files of one side: one for each object of each thread, or one for all."""
 
     per_thread: int | None

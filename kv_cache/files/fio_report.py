@@ -1,9 +1,10 @@
 """Reads fio's report of a job, and shows it beside what the run measured."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import GIB, MISSING, NS_PER_MS, NS_PER_S, ns_to_ms
@@ -11,16 +12,14 @@ from kv_cache.files.fio import PERCENTILES, Side, Twin
 from kv_cache.metrics.histogram import Histogram, supported
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Struct, frozen=True, kw_only=True):
     """One side as either program measured it."""
 
     bytes_per_s: float
     latency_ns: Mapping[float, float | None]  # None where there are too few for a percentile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """What fio measured."""
 
     version: str

@@ -8,7 +8,6 @@ what no law carries over, so that the users are not taken for the trace.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import ceil, log10
 from textwrap import wrap
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from msgspec import Struct
 
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, UsageError
@@ -102,8 +102,7 @@ class Samples:
         return request.prompt_tokens - tokens_before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _Part(Struct, frozen=True, kw_only=True):
     """One section of the file: what it sets, and the comments before it."""
 
     name: str

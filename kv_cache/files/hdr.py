@@ -14,11 +14,12 @@ count each goes there. So counts are kept, and percentiles are the same within t
 import zlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from struct import pack
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import Phase, Qos
@@ -130,8 +131,7 @@ def log_line(tag: str, start_s: float, length_s: float, of: Histogram) -> str:
     return f"Tag={tag},{start_s:.3f},{length_s:.3f},{longest_ms:.3f},{encode(of)}\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedRun:
+class TimedRun(Struct, frozen=True, kw_only=True):
     """A result of one run, and how it is called."""
 
     label: str

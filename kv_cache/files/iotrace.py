@@ -9,8 +9,9 @@ the words mean.
 import os
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.kinds import Cause, OpKind
@@ -40,8 +41,7 @@ _OPERATIONS: Mapping[OpKind, str] = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class _Row:
+class _Row(Struct, eq=False):
     """A side of an operation; it counts once all of the operation has ended."""
 
     op: Op  # kept, so that no other gets its id

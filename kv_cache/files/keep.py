@@ -9,8 +9,9 @@ import errno
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kv_cache.bench.stillness import ANSWER_S, answered
 from kv_cache.core.errors import NoAnswerError
@@ -27,8 +28,7 @@ RESULTS = Path("results")
 """Where results go that are given no place, below the working directory; made on demand."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(Struct, frozen=True, kw_only=True):
     """What was to be written, and where it is now."""
 
     data: bytes

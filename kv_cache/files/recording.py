@@ -6,8 +6,10 @@ meets the same instants. The rounds of a preconditioning are no part of it.
 """
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from kv_cache.config.build import Load, is_recording
 from kv_cache.config.root import Config

@@ -10,9 +10,10 @@ import os
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec.structs import asdict
 
 from kv_cache.core.effect import OpDone
 from kv_cache.core.errors import PlaceError, TraceError

@@ -10,12 +10,11 @@ are of another machine.
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Cause, OpKind, Tier
@@ -82,8 +81,7 @@ def _shown(value: object) -> str:
 # --- the trace -------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class _Side:
+class _Side(Struct, eq=False):
     """Reads or writes of the trace: entries that moved bytes, and how long they took."""
 
     bytes: int = 0
@@ -95,8 +93,7 @@ class _Side:
             self.latency.add(round(latency * NS_PER_MS))
 
 
-@dataclass(slots=True, eq=False)
-class ValidationTrace:
+class ValidationTrace(Struct, eq=False):
     """What a trace says of its system. `tiers` are reads by the tier that the entry names."""
 
     path: str

@@ -1,15 +1,15 @@
 """A curve of latency over throughput: where its knee is, and what ends it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from kv_cache.core.format import gib_per_s
 from kv_cache.core.units import ns_to_ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
+class CurvePoint(Struct, frozen=True, kw_only=True):
     """One load that was run: how much ended, and how long it took on average from the intended
     instant. `response_ns` is None where nothing ended."""
 
@@ -40,8 +40,7 @@ class Bottleneck(StrEnum):
     MEMORY = "memory"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limited:
+class Limited(Struct, frozen=True, kw_only=True):
     by: Bottleneck
     why: str
 
@@ -61,8 +60,7 @@ NEAR_PEAK = 0.95
 """Share of the highest rate seen: repeated runs at one load differ by about as much."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
+class Pressure(Struct, frozen=True, kw_only=True):
     """What one probe looked like. None is not known.
 
     `lateness_p99_ns` is from the intended instant until we had the request in our queue;

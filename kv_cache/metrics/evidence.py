@@ -5,9 +5,11 @@ null or of the wrong type is unknown; reading it never fails.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from kv_cache.core.units import MIB
 from kv_cache.metrics.judging import Look
@@ -19,8 +21,7 @@ OBJECT_ENGINES = frozenset({"s3"})
 _LONGEST = 120  # characters of one piece of text that a sentence takes up
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
+class Thresholds(Struct, frozen=True, kw_only=True):
     """Where a rule changes its mind. Shares and ratios are plain numbers: 0.05 is 5 %."""
 
     counter_tolerance: float = 0.05
@@ -64,8 +65,7 @@ class Thresholds:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """Evidence by dotted path. Whatever is not there, or not of the type asked for, is None."""
 
     tree: Mapping[str, Any]

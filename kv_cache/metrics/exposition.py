@@ -6,7 +6,8 @@ but one look may have an operation in its bytes that is not in its histogram yet
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.units import NS_PER_S
@@ -24,8 +25,7 @@ Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """One metric, left out where it has no samples. Those of a histogram are whole histograms in
     ns, exported in seconds."""
 

@@ -9,11 +9,12 @@ another are not; give fewer, effective counts for those (`schedule/probe`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, inf, isfinite, lgamma, log, log1p, sqrt
 from statistics import fmean, stdev, variance
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kv_cache.core.bounded import Number
 
@@ -32,8 +33,7 @@ class Interval(NamedTuple):
         return isinstance(value, int | float) and self.low <= value <= self.high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalEnds:
+class IntervalEnds(Struct, frozen=True, kw_only=True):
     """The same as documents have it."""
 
     low: Number

@@ -1,8 +1,9 @@
 """What a run leaves behind for the report, from either driver: plain values and the recorder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from kv_cache.core.kinds import Outcome, Phase, Tier
 from kv_cache.core.mpirank import ALONE, MpiRank
@@ -14,8 +15,7 @@ _RUN = (Phase.WARMUP, Phase.MEASURE, Phase.DRAIN)
 """What was asked before them was asked by the preconditioning."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierFacts:
+class TierFacts(Struct, frozen=True, kw_only=True):
     """One tier at the end of the run. `capacity_bytes` None is unlimited."""
 
     tier: Tier
@@ -28,8 +28,7 @@ class TierFacts:
     eviction: Mapping[str, int] = field(default_factory=dict)  # what the policy says of itself
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOutcome:
+class RunOutcome(Struct, frozen=True, kw_only=True):
     """`kernel` has the deltas of the kernel's counters over the whole run and over the window,
     `witness` what else the machine said of the run (`bench/witness`)."""
 

@@ -8,10 +8,11 @@ and what one that ended after it moved within, are kept beside the batches.
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, fsum
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from kv_cache.core.effect import IoChunk
 from kv_cache.core.kinds import OpKind, RunMode
@@ -123,8 +124,7 @@ class Batch(NamedTuple):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MovedBytes:
+class MovedBytes(Struct, frozen=True, kw_only=True):
     """`nbytes` is the ledger's, by the ends of calls: the batches' sum + `before_bytes` -
     `after_bytes`. There are no batches where they would be too few or too short."""
 

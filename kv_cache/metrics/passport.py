@@ -5,8 +5,10 @@ again. The evidence is gathered while the program runs; the rules are in `metric
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Status, gravest
@@ -28,8 +30,7 @@ _GRAVEST_FIRST = (
 """A rule of several looks is judged once one of them could judge."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """What one rule found: a sentence with the numbers and, unless all is well, a way out."""
 
     rule: str
@@ -41,8 +42,7 @@ class Finding:
         return f"{self.rule} {self.name}: {self.message}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """`verdict` is valid, suspect or invalid. A rule that could not be judged changes nothing;
     where that would be too kind, the rule itself is suspect."""
 

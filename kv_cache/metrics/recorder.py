@@ -8,8 +8,9 @@ the window gives its finished system calls to the window and its latency to the 
 
 from array import array
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, fields
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from kv_cache.core.effect import (
     ABORTED,
@@ -43,8 +44,7 @@ class Flow(NamedTuple):
     engine: str
 
 
-@dataclass(slots=True, eq=False)
-class OpStats:
+class OpStats(Struct, eq=False):
     """`bytes` and `calls` (system calls that moved them) as they end, the rest by operation;
     `sizes` are bytes of whole objects."""
 
@@ -57,16 +57,14 @@ class OpStats:
     host: Histogram = field(default_factory=Histogram)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     tier: Tier
     kind: OpKind
     cause: Cause
     reason: str
 
 
-@dataclass(slots=True, eq=False)
-class Edges:
+class Edges(Struct, eq=False):
     """Where the phases meet. Unknown ends are None: then the earlier phase is still running."""
 
     populate_end_ns: int | None = None
@@ -137,8 +135,7 @@ LATENCIES = (
 _LATENCIES = tuple((name, f"{name}_ns") for name in LATENCIES)
 
 
-@dataclass(slots=True, eq=False)
-class RequestStats:
+class RequestStats(Struct, eq=False):
     """Requests of one class (or all) that completed inside the window."""
 
     completed: int = 0
@@ -171,8 +168,7 @@ class RequestStats:
             self.ttft.add_in_flight(end_ns - record.intended_ns)
 
 
-@dataclass(slots=True, eq=False)
-class ReuseStats:
+class ReuseStats(Struct, eq=False):
     """Blocks asked for and found, by measured requests (completed or failed)."""
 
     requests: int = 0
@@ -208,7 +204,9 @@ class ReuseStats:
             self.retrieved_loaded_bytes += record.loaded_bytes
 
 
-_SUMMED = tuple(each.name for each in fields(ReuseStats) if each.name in RequestRecord.__slots__)
+_SUMMED = tuple(
+    name for name in ReuseStats.__struct_fields__ if name in RequestRecord.__struct_fields__
+)
 
 
 class Recorder:

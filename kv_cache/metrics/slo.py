@@ -1,10 +1,11 @@
 """The SLOs of a class of requests, and how they are written."""
 
 import re
-from dataclasses import dataclass
 from decimal import Context, Decimal
 from enum import StrEnum
 from typing import TypeVar
+
+from msgspec import Struct
 
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import Outcome, Qos
@@ -19,8 +20,7 @@ class SloMeasure(StrEnum):
     TTFT = "ttft"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
+class Slo(Struct, frozen=True, kw_only=True):
     """`percent` of a class's requests answer within `limit_ns`."""
 
     qos: Qos

@@ -15,9 +15,11 @@ bandwidth and of the backlog.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from math import fsum, inf, isfinite, sqrt
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from kv_cache.core.units import MIB
 from kv_cache.metrics.window import Window
@@ -34,8 +36,7 @@ _ROUNDING = 1e-9  # 1.1 - 0.9 is more than 0.2
 # --- rounds ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steadiness:
+class Steadiness(Struct, frozen=True, kw_only=True):
     """The last five values. The shares are of the average; None where that is 0 or no number.
     `slope_share` is what the least-squares line changes by from the first value to the last."""
 
@@ -78,8 +79,7 @@ def steady_state(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(Struct, frozen=True, kw_only=True):
     """What one round of the workload did on storage; a p95 is None where nothing ended."""
 
     seconds: float

@@ -9,9 +9,10 @@ time, with `stats()`, so that a lost bucket shows.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
+
+from msgspec import Struct, field
 
 from kv_cache.core.units import KIB, NS_PER_S, NS_PER_US
 from kv_cache.metrics.histogram import supported
@@ -50,8 +51,7 @@ _SUFFIXES = "KMGTPE"
 _BAR = 52
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class Bucket(Struct, frozen=True, kw_only=True):
     """`count` values v of `low` <= v < `high`; None = without end."""
 
     low: int | None
@@ -59,8 +59,7 @@ class Bucket:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceHistogram:
+class TraceHistogram(Struct, frozen=True, kw_only=True):
     """Buckets in order, and the lines that they were printed in."""
 
     buckets: tuple[Bucket, ...]
@@ -79,16 +78,14 @@ class TraceHistogram:
         return next(at, None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
+class Stats(Struct, frozen=True, kw_only=True):
     """A `stats()` of bpftrace."""
 
     count: int
     total: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Printed:
+class Printed(Struct, frozen=True, kw_only=True):
     """All that the tracing program printed. `in_flight` are (reads, writes) of each look."""
 
     histograms: Mapping[str, TraceHistogram] = field(default_factory=dict)
@@ -224,8 +221,7 @@ def _short(bound: int) -> str:
 # --- what a trace says ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
+class Traced(Struct, frozen=True, kw_only=True):
     """The trace of a run, or why there is none: then only `reason` is filled, and the latencies of
     the series (`device_read_ms`, `device_write_ms`) stand in.
 

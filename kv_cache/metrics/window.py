@@ -8,8 +8,10 @@ An operation counts where it ended, with all its bytes.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kv_cache.core.effect import ABORTED, OpDone
 from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
@@ -21,8 +23,7 @@ from kv_cache.metrics.slo import Slo
 _PERCENTS = (50, 95, 99)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class Latency(Struct, frozen=True, kw_only=True):
     """Percentiles in ns, None where too few ended for one; `highest_ns` is exact. `rank95_ns` is
     the value at the rank of the p95 however few ended: what the autoscaler follows, which takes
     the median of several windows. It is not shown."""
@@ -38,8 +39,7 @@ class Latency:
 NO_LATENCY = Latency(count=0, p50_ns=None, p95_ns=None, p99_ns=None, highest_ns=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpWindow:
+class OpWindow(Struct, frozen=True, kw_only=True):
     """One tier's operations of one kind. `latency` is the device's for storage, and all of it for
     the memory tiers."""
 
@@ -50,8 +50,7 @@ class OpWindow:
     latency: Latency
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassWindow:
+class ClassWindow(Struct, frozen=True, kw_only=True):
     """Requests of one class. `over[i]` of the `ended` were over the limit of the i-th SLO that the
     meter was made with (0 for SLOs of other classes)."""
 
@@ -69,8 +68,7 @@ class ClassWindow:
         return self.completed + self.failed + self.rejected
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gauges:
+class Gauges(Struct, frozen=True, kw_only=True):
     """The state at a tick. `submitted` counts from the beginning of the run. `users` is
     None where the load is not made by users (a trace)."""
 
@@ -92,8 +90,7 @@ class SaturationLevel(NamedTuple):
     saturated: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(Struct, frozen=True, kw_only=True):
     """`machine` is what the machine said (`bench/monitor`); empty in virtual time. The level of
     saturation is filled in by what follows it (`schedule/saturation`)."""
 

@@ -12,8 +12,9 @@ report generator takes for a run (`summary.json`, `*_metadata.json`).
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kv_cache.core.errors import PlaceError, UsageError
 
@@ -38,8 +39,7 @@ _NUMBERED = re.compile(r"(option|trial|rank)_(0|[1-9]\d{0,5})")
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """One sequence, and what its path says where it lies in the layout of a submission."""
 
     run: Path

@@ -6,13 +6,12 @@ description of the system, which people fill in afterwards.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct, field, to_builtins
 
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
@@ -85,8 +84,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-@dataclass(slots=True, kw_only=True)
-class RunningRecord:
+class RunningRecord(Struct, kw_only=True):
     """The record of a sequence that is running."""
 
     plan: Plan
@@ -126,8 +124,7 @@ class RunningRecord:
             yield f"{why}, where the options have {longest_window_s():g} s"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Struct, frozen=True, kw_only=True):
     """A record that was read, and what no longer agrees with it."""
 
     record: SequenceRecord

@@ -1,9 +1,10 @@
 """What a sequence runs, and which published rule each departure from a CLOSED submission breaks."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
 
@@ -23,8 +24,7 @@ class Deviation(NamedTuple):
         return f"{self.rule}: {self.message}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """One sequence: options x trials x ranks."""
 
     division: str

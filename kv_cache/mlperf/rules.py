@@ -8,7 +8,6 @@ and names are those of the MLPerf Storage v3.0 rules; which look checks what sta
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from itertools import pairwise
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from kv_cache.config.load import load_config
 from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
@@ -57,8 +57,7 @@ STATUS_WORDS: Mapping[Status, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeFinding:
+class TreeFinding(Struct, frozen=True, kw_only=True):
     """What one rule found, with the looks that made its status."""
 
     rule: str

@@ -8,9 +8,10 @@ of that option.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.config.mlperf import MLPERF_OPTIONS, TRIALS
 from kv_cache.core.errors import UsageError
@@ -51,8 +52,7 @@ _MOST_NAMED = 3
 _RESULT = re.compile(r"option_([0-9]+)/trial_([0-9]+)/rank_([0-9]+)/kvcache_results_[^/]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(Struct, frozen=True, kw_only=True):
     """What has to be there."""
 
     options: tuple[int, ...]
@@ -66,8 +66,7 @@ class Expected:
         return known and spot.trial < self.trials and spot.rank < self.ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class Tree(Struct, frozen=True, kw_only=True):
     """A sequence as it lies there."""
 
     place: Place

@@ -1,10 +1,10 @@
 """The result of a capacity search: the answer, its interval, the curve, and what limited it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
 
 from kv_cache import __version__
 from kv_cache.config.root import Config

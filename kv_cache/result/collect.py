@@ -1,12 +1,11 @@
 """What a driver leaves behind as the facts of a result: nothing here divides."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import UNSET
-from msgspec.structs import fields
+from msgspec.structs import asdict
 
 from kv_cache import __version__
 from kv_cache.config.root import Config
@@ -224,7 +223,7 @@ def _operations(outcome: RunOutcome) -> list[OperationRow]:
 def _requests(outcome: RunOutcome) -> RequestAccounts:
     """Count how every submitted request ended."""
     accounts = outcome.accounting()
-    names = [field.name for field in fields(RequestAccounts) if field.name in accounts]
+    names = [name for name in RequestAccounts.__struct_fields__ if name in accounts]
     return RequestAccounts(
         **{name: accounts[name] for name in names},
         longest_queue=outcome.longest_queue,

@@ -15,12 +15,13 @@ claimed only if it remains after Holm's correction over all metrics of all resul
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, log, log1p, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError
@@ -70,8 +71,7 @@ class Finding(StrEnum):
 # --- reading ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class Input(Struct, frozen=True, kw_only=True):
     """One of the results. `section` is its section `kv_cache`; `schedules` has a digest for each
     run, in the order in which they ran."""
 
@@ -219,8 +219,7 @@ _DRIVE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Struct, frozen=True, kw_only=True):
     """Something that may differ between inputs, and does. `kind`: place, machine, drive,
     program or configuration; the last moves numbers as a drive does."""
 
@@ -259,8 +258,7 @@ def _facts(section: Json) -> Iterator[tuple[tuple[str, str], Any]]:
 # --- samples ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class Sampled(Struct, frozen=True, kw_only=True):
     """One metric of one input. `samples` are what its spread is known from: the trials' values, or
     the batches'; `why_none` is the reason if there are none."""
 
@@ -369,8 +367,7 @@ def batches(section: Json) -> list[list[Json]] | str:
 # --- comparing -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """One metric of one result against the baseline's. `ratio` is result / baseline."""
 
     metric: Metric
@@ -390,8 +387,7 @@ class Row:
         return (self.ratio > 1) == (self.metric.better == HIGHER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Struct, frozen=True, kw_only=True):
     inputs: tuple[Input, ...]
     differs: tuple[Difference, ...]
     rows: tuple[Row, ...]

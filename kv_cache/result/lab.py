@@ -4,7 +4,6 @@ typed values and as CSV."""
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -123,8 +122,7 @@ def source_name(source: Mapping[str, Any]) -> str:
 # --- rules and rows --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundBy:
+class FoundBy(Struct, frozen=True, kw_only=True):
     """One rule at one capacity: each entry that has it with what it found, and their order."""
 
     entries: Sequence[tuple[LabEntry, FoundShares]]

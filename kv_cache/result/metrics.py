@@ -3,10 +3,11 @@ its name, unit and place in the section `kv_cache`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from statistics import fmean, median
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.core.bounded import LARGEST
 from kv_cache.core.format import figures
@@ -27,8 +28,7 @@ HIGHER, LOWER = "higher", "lower"
 Json = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(Struct, frozen=True, kw_only=True):
     """One number of a result.
 
     `value` takes it from the section `kv_cache` of a result, `batch` from some windows of its

@@ -1,8 +1,9 @@
 """What a result says about the model, or the models of a mix."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from kv_cache.config.root import Config
 from kv_cache.core.model import ModelShape

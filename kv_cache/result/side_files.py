@@ -3,13 +3,12 @@ ledger and histograms counted again from the records."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import orjson
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from kv_cache.config.yaml_files import read_yaml
@@ -159,8 +158,7 @@ _RECORDED = ("response", "ttft", "lateness", "queue", "service")
 """Latencies that a request's record has."""
 
 
-@dataclass(slots=True)
-class _Recounted:
+class _Recounted(Struct):
     """One class's requests that completed inside the window, by the records."""
 
     completed: int = 0
@@ -239,8 +237,7 @@ def _unless_same_histogram(
         yield f"{place}.in_flight is not what {source} gives"
 
 
-@dataclass(slots=True)
-class _Moved:
+class _Moved(Struct):
     """Operations of one row of the ledger, by the records."""
 
     bytes: int = 0

@@ -1,10 +1,9 @@
 """What a trace, or the requests of synthetic users, look like: the document of `trace stats`."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from kv_cache import __version__
 from kv_cache.config.root import Config
@@ -88,8 +87,8 @@ def stats_document(
             "block_tokens": block_tokens,
         },
         "quantiles": list(QUANTILES),
-        **asdict(stream),
-        "sessions": None if sessions is None else asdict(sessions),
+        **to_builtins(stream),
+        "sessions": None if sessions is None else to_builtins(sessions),
         "config": to_mapping(config),
     }
     section["models"] = [{"name": name, "requests": count} for name, count in stream.models]

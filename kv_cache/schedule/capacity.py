@@ -12,9 +12,10 @@ that passed and failed narrowly says little with confidence.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil, floor, inf, isfinite, log, sqrt
+
+from msgspec import Struct, field
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.metrics.intervals import CONFIDENCE
@@ -29,8 +30,7 @@ from kv_cache.schedule.probe import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRules:
+class SearchRules(Struct, frozen=True, kw_only=True):
     """Where to look and how long. Raises `ConfigError` for rules that contradict one another.
 
     `resolution` is the width of the bracket, relative to its upper end, at which it is narrow
@@ -65,8 +65,7 @@ class SearchRules:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchStep:
+class SearchStep(Struct, frozen=True, kw_only=True):
     """One probe: its load, why this load, and what came out."""
 
     load: float
@@ -83,8 +82,7 @@ class Ended(StrEnum):
     UNFINISHED = "unfinished"  # probes ran out, or the search was interrupted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityAnswer:
+class CapacityAnswer(Struct, frozen=True, kw_only=True):
     """`load` is the highest that kept its SLOs, 0 if none did.
 
     The interval reaches from the highest load that passed with confidence, and below which none
@@ -117,8 +115,7 @@ _FAR = 4.0
 """Ends that are this factor apart have a geometric middle; the straight line is for near ones."""
 
 
-@dataclass(slots=True)
-class _Tried:
+class _Tried(Struct):
     """All probes at one load. Their requests are judged together: near the limit, one probe of
     three is over it by chance, and a search for three that are not ends well below the limit. But
     no probe may have failed with confidence."""

@@ -1,8 +1,10 @@
 """What is decided at each tick of a run, the same in both drivers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kv_cache.core.kinds import Phase
 from kv_cache.metrics.window import Series, Window
@@ -24,8 +26,7 @@ def _on(window: Window) -> bool:
     return False
 
 
-@dataclass(slots=True, eq=False)
-class Control:
+class Control(Struct, eq=False):
     """Sees every window of a run. `watch` is asked at each measured one whether it was the last
     that is needed."""
 

@@ -5,7 +5,8 @@ request that was submitted comes out exactly once: through `take`, in `rejected`
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kv_cache.core.request import Request
 from kv_cache.schedule.queue import QosQueue, Queued

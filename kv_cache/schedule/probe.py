@@ -8,12 +8,13 @@ by chance once (`strictness`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil, log, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kv_cache.metrics.intervals import (
     CONFIDENCE,
@@ -60,8 +61,7 @@ batches must lie within one (Schmeiser, "Batch size effects", Operations Researc
 30 batches are enough, however long the run)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SloEstimate:
+class SloEstimate(Struct, frozen=True, kw_only=True):
     """What the batches so far show of one SLO.
 
     `inflation` is how much more the share varies from batch to batch than it would with independent
@@ -117,8 +117,7 @@ class SloEstimate:
         return log((self.over + 0.5) / (self.ended + 1)) - log(self.slo.allowed_share)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Judged(Struct, frozen=True, kw_only=True):
     """A probe so far. It is `INSIDE` when every SLO surely is kept, `OUTSIDE` when one surely is
     not."""
 
@@ -223,8 +222,7 @@ def _known_variance(dof: int, confidence: float) -> float:
     return float((NormalDist().inv_cdf(probability) / t_quantile(probability, dof)) ** 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeVerdict:
+class ProbeVerdict(Struct, frozen=True, kw_only=True):
     """What is reported of a probe.
 
     `overloaded`: the backlog grew throughout, so that no steady state was there to be judged.

@@ -8,8 +8,9 @@ before.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind, Tier
@@ -20,8 +21,7 @@ READS, WRITES, QUEUE = "read_latency_p95", "write_latency_p95", "queue_depth"
 """The signals: device p95 of storage reads and of storage writes, and requests that wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaturationRules:
+class SaturationRules(Struct, frozen=True, kw_only=True):
     """Limits of the signals, the windows that are looked at, and the level below which storage
     that was saturated no longer is."""
 

@@ -5,8 +5,9 @@ replace the file that it would be written to.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from kv_cache.core.errors import UsageError
 from kv_cache.files.hdr import MARK as HDR_MARK
@@ -29,15 +30,13 @@ from kv_cache.view.together import together_view
 from kv_cache.view.views import view_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source(Doc):
+class Source(Doc, frozen=True, kw_only=True):
     """One of the results: the `document` as it stands in the file, which `name` says."""
 
     path: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class Format(Struct, frozen=True, kw_only=True):
     """`suffixes` name it by the file, the first is its own. What is not `printable` needs a file;
     `beside` goes beside a single result if no file is named."""
 

@@ -5,11 +5,13 @@ converts and rounds, so no form can differ from another.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from statistics import fmean, median
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
@@ -20,8 +22,7 @@ Cell = str | float | None
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True, slots=True)
-class ShownColumn:
+class ShownColumn(Struct, frozen=True):
     """A column of a table or an axis of a figure. Without a unit its cells are words; those of a
     `status` column are verdicts and the like, which a page draws as badges; beside the shares of a
     `bar` column it draws how long they are."""
@@ -53,8 +54,7 @@ class ShownColumn:
         return figures(cell) if self.unit is None else self.unit.text(cell)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactList:
+class FactList(Struct, frozen=True, kw_only=True):
     """Names with a text each."""
 
     title: str = ""
@@ -62,8 +62,7 @@ class FactList:
     detail: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyNumber:
+class KeyNumber(Struct, frozen=True, kw_only=True):
     """One of the few numbers that a reader looks for first; `note` says how sure or of what."""
 
     column: ShownColumn
@@ -71,8 +70,7 @@ class KeyNumber:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyNumbers:
+class KeyNumbers(Struct, frozen=True, kw_only=True):
     """The headline of a result: cards on a page, rows elsewhere."""
 
     title: str = ""
@@ -92,8 +90,7 @@ class KeyNumbers:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Struct, frozen=True, kw_only=True):
     """Rows of cells in the columns' stored units; `marked` are the places
     (row, column) that stand out with a `*`. A `detail` is folded on a page and is in no short
     form."""
@@ -144,8 +141,7 @@ class Scale(StrEnum):
     PERCENTILE = "percentile"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlotPoint:
+class PlotPoint(Struct, frozen=True, kw_only=True):
     """A place of a line in stored units, with its interval, if it has one. `mark` is a word for
     points that are not like the others, such as `outside`; `label` stands beside it."""
 
@@ -156,8 +152,7 @@ class PlotPoint:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(Struct, frozen=True, kw_only=True):
     """Points that a line joins in their order; a figure of one line may leave its name empty. It
     may take another `path`, such as through the mean of several points, or none: () leaves dots. A
     `muted` line is what others are compared with: a bound, or what was offered."""
@@ -176,24 +171,21 @@ class Line:
         return cls(name=name, points=points, muted=muted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class Level(Struct, frozen=True, kw_only=True):
     """A named height that lines are compared with, such as an SLO, in the y axis' stored unit."""
 
     name: str
     y: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """A named place on the horizontal axis, such as the answer of a search."""
 
     name: str
     x: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class Band(Struct, frozen=True, kw_only=True):
     """A named part of the horizontal axis: a phase of a run, or an interval. What does not count
     is `shaded`."""
 
@@ -203,8 +195,7 @@ class Band:
     shaded: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(Struct, frozen=True, kw_only=True):
     """Lines over an axis of numbers. The y axis begins at 0, unless it is logarithmic (`log_y`) or
     `zero` is False, and reaches `reach` at least. `whole` x are counted. With `steps` a line stays
     level until the next point. A `detail` is on pages and in workbooks only. `numbers` are a better
@@ -306,8 +297,7 @@ def interval_columns(
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalRow:
+class IntervalRow(Struct, frozen=True, kw_only=True):
     """Something named, with what was measured of it and an interval, as shares of a reference
     above or below it; `text` is its value, `mark` a word for what the interval says."""
 
@@ -318,8 +308,7 @@ class IntervalRow:
     mark: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalChart:
+class IntervalChart(Struct, frozen=True, kw_only=True):
     """Rows that share one axis of differences from a reference, which is at 0."""
 
     title: str = ""
@@ -349,8 +338,7 @@ class IntervalChart:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarRow:
+class BarRow(Struct, frozen=True, kw_only=True):
     """Something named, with its parts behind one another in the chart's stored unit, values at
     which it is marked, and the interval of a bar of one part."""
 
@@ -360,8 +348,7 @@ class BarRow:
     interval: IntervalEnds | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarChart:
+class BarChart(Struct, frozen=True, kw_only=True):
     """Rows that are compared by how long they are. `parts` and `marks` are named once for all."""
 
     title: str
@@ -400,8 +387,7 @@ class BarChart:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowArrow:
+class FlowArrow(Struct, frozen=True, kw_only=True):
     """Bytes that went from one node to another; None is outside. `name` says why."""
 
     start: str | None
@@ -410,8 +396,7 @@ class FlowArrow:
     bytes: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowDiagram:
+class FlowDiagram(Struct, frozen=True, kw_only=True):
     """What moved between places that stand in a column, and into and out of them; each node has a
     note, which may be empty."""
 
@@ -430,8 +415,7 @@ class FlowDiagram:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remarks:
+class Remarks(Struct, frozen=True, kw_only=True):
     """Sentences that a reader has to know. What stands before a colon is a rule's name."""
 
     title: str = ""
@@ -461,8 +445,7 @@ def _is_empty(part: Part) -> bool:
             return not part.rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewSection:
+class ViewSection(Struct, frozen=True, kw_only=True):
     """Parts under a heading. A part without a title of its own has the section's. Where there are
     no parts, `absent` says why; without it the section is left out. A terminal shows those alone
     that are `terminal`."""
@@ -478,8 +461,7 @@ def hidden_section(title: str, parts: Sequence[Part], absent: str = "") -> ViewS
     return ViewSection(title=title, parts=parts, absent=absent, terminal=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(Struct, frozen=True, kw_only=True):
     """A result as it is shown: what it is, the answer as a sentence, then its sections. `status` is
     a verdict or another word for how it ended, `reasons` what that rests on; `about` says where and
     when in a few words each; `label` and `note` are the user's own words."""

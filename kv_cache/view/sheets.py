@@ -8,12 +8,14 @@ import csv
 import io
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.config.root import DEFAULT_DURATION_S
 from kv_cache.core.errors import PlaceError, UsageError
@@ -40,8 +42,7 @@ _CORE = "docProps/core.xml"
 _CORE_LARGEST = 1 << 16  # bytes of it that are looked at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
+class Sheet(Struct, frozen=True, kw_only=True):
     """`columns` is the first row; each of `rows` has as many cells."""
 
     name: str
@@ -444,8 +445,7 @@ def _xlsxwriter() -> Any:
         ) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """Where the spreadsheet will be, and a sentence where that is not what was asked for."""
 
     path: Path

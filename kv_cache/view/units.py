@@ -1,13 +1,12 @@
 """The units in which numbers are shown, and how much of the stored unit is one of each."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB, MIB, MISSING, human_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class DisplayUnit:
+class DisplayUnit(Struct, frozen=True):
     """A unit that people read, and how much of the stored unit is one of it."""
 
     name: str

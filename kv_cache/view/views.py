@@ -1,9 +1,10 @@
 """Each kind of document that is shown by a view, by its schema."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pkgutil import resolve_name
+
+from msgspec.structs import replace
 
 from kv_cache.config.profile import SCHEMA as PROFILE
 from kv_cache.result import kinds

@@ -10,10 +10,11 @@ ceil(percent / 100 * count).
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -25,8 +26,7 @@ _BITS = 8
 _PENDING = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Spread(Struct, frozen=True, kw_only=True):
     """A distribution in a few numbers; `quantiles` are the values at `QUANTILES`."""
 
     count: int

@@ -12,12 +12,13 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from random import Random
 from statistics import NormalDist
 from typing import Any, ClassVar
+
+from msgspec import Struct
 
 from kv_cache.core.errors import ConfigError
 
@@ -33,10 +34,9 @@ _LEAST_MASS = 1e-6
 _NORMAL = NormalDist()
 
 
-class Law:
+class Law(Struct, frozen=True):
     """A distribution. `below` is the share under a value, `cdf` the share up to it."""
 
-    __slots__ = ()
     NAME: ClassVar[str]
     KEYS: ClassVar[tuple[str, ...]] = ()
 
@@ -63,12 +63,11 @@ class Law:
         return {"law": self.NAME, **numbers}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed(Law):
+class Fixed(Law, frozen=True, kw_only=True):
     """Always the same value."""
 
-    NAME = "fixed"
-    KEYS = ("value",)
+    NAME: ClassVar[str] = "fixed"
+    KEYS: ClassVar[tuple[str, ...]] = ("value",)
 
     value: float
 
@@ -85,13 +84,12 @@ class Fixed(Law):
         return float(value > self.value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Uniform(Law):
+class Uniform(Law, frozen=True, kw_only=True):
     """From `low` to `high`. `steps`: only whole numbers, both ends with the same share as the
     others; otherwise any number."""
 
-    NAME = "uniform"
-    KEYS = ("low", "high")
+    NAME: ClassVar[str] = "uniform"
+    KEYS: ClassVar[tuple[str, ...]] = ("low", "high")
 
     low: float
     high: float
@@ -127,12 +125,11 @@ class Uniform(Law):
         return self.high - self.low + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogNormal(Law):
+class LogNormal(Law, frozen=True, kw_only=True):
     """A normal distribution of the logarithm, with mean `mu` and standard deviation `sigma`, of
     which what lies outside `low` to `high` is not drawn (truncated, not moved to the ends)."""
 
-    NAME = "lognormal"
+    NAME: ClassVar[str] = "lognormal"
 
     mu: float
     sigma: float
@@ -209,13 +206,12 @@ class LogNormal(Law):
         return {"law": self.NAME, **{name: _short(value) for name, value in keys.items()}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Zipf(Law):
+class Zipf(Law, frozen=True, kw_only=True):
     """Values `low`, `low + step`, ... up to `high`; the k-th of them has a share in proportion to
     k^-exponent. An exponent of 0 gives all the same share."""
 
-    NAME = "zipf"
-    KEYS = ("exponent", "low", "high", "step")
+    NAME: ClassVar[str] = "zipf"
+    KEYS: ClassVar[tuple[str, ...]] = ("exponent", "low", "high", "step")
 
     exponent: float
     low: int
@@ -256,11 +252,10 @@ class Zipf(Law):
         return self.low + self.step * rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Empirical(Law):
+class Empirical(Law, frozen=True, kw_only=True):
     """The samples' own law: `values[i]` at the share `quantiles[i]`, straight lines in between."""
 
-    NAME = "empirical"
+    NAME: ClassVar[str] = "empirical"
 
     quantiles: tuple[float, ...]
     values: tuple[float, ...]
@@ -312,8 +307,7 @@ class Empirical(Law):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class Lengths(Struct, frozen=True, kw_only=True):
     """The laws that replace those of the personas; None = as the persona says.
 
     `prompt`: tokens that a request adds to its conversation; `output`: tokens that it generates;
@@ -338,8 +332,7 @@ def whole(value: float) -> int:
 # --- fitting -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(Struct, frozen=True, kw_only=True):
     """`ks`: Kolmogorov-Smirnov distance between `law` and the samples, 0 (the same) to 1."""
 
     law: Law

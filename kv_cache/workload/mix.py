@@ -11,9 +11,11 @@ the mix they are.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from kv_cache.core.block import Block, content_key, salted_key
 from kv_cache.core.kinds import Lookup
@@ -27,8 +29,7 @@ from kv_cache.workload.source_wrappers import Mapped
 _POINTS = 1 << 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(Struct, frozen=True, kw_only=True):
     """One model of a mix; its weight counts against the others'."""
 
     name: str

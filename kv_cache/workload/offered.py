@@ -5,7 +5,8 @@ cache did not keep, had not stored yet, or could not read.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kv_cache.core.block import Block
 from kv_cache.core.kinds import Lookup

@@ -5,8 +5,10 @@ drawn from the seed. In a closed loop a slot waits for a user who has his answer
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
@@ -15,8 +17,7 @@ from kv_cache.workload.source import Source
 from kv_cache.workload.source_wrappers import SourceWrapper
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Pace(Struct, frozen=True, kw_only=True):
     """`rate` in requests/s; `process` fixed, poisson or gamma; `cv` is gamma's coefficient of
     variation (shape 1/cv^2)."""
 

@@ -5,8 +5,9 @@ which one a request reads is drawn from the seed and the request's name.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.request import Request

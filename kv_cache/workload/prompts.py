@@ -6,10 +6,12 @@ only the `max_entries` most popular are. A prompt that is not kept is computed e
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.kinds import Lookup

@@ -6,8 +6,9 @@ with "(counted)" what users of a file have counted; otherwise "not known" or "no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 UNKNOWN = "not known"
 UNPUBLISHED = "not published"
@@ -25,8 +26,7 @@ _QWEN = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublicTrace:
+class PublicTrace(Struct, frozen=True, kw_only=True):
     """One published file, or a set of them. `sha256` is of the whole original."""
 
     name: str

@@ -1,13 +1,13 @@
 """The mix of QoS classes and the SLO of each."""
 
-from dataclasses import dataclass
 from random import Random
+
+from msgspec import Struct
 
 from kv_cache.core.kinds import Qos
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QosMix:
+class QosMix(Struct, frozen=True, kw_only=True):
     """`interactive` is a probability, `responsive_below` a cumulative one (the reference's
     `responsive_threshold`); the rest is batch. A higher priority is served first."""
 

@@ -7,13 +7,15 @@ retrieved, and answers a question behind them. What of them is of use is `ChunkR
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from heapq import nsmallest
 from itertools import accumulate, islice
 from random import Random
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.core.block import Block, Key, content_key
 from kv_cache.core.kinds import Lookup
@@ -52,8 +54,7 @@ class Chunk(NamedTuple):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryConfig:
+class LibraryConfig(Struct, frozen=True, kw_only=True):
     """`document_tokens` is an inclusive range. Of more than `max_documents` (0 = no limit) the
     first are gone again when the last are ingested."""
 
@@ -164,8 +165,7 @@ class Ingested(StoredBlocks):
         return self._library.nbytes(self._count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetrievalConfig:
+class RetrievalConfig(Struct, frozen=True, kw_only=True):
     """After a request, with `probability`, the `top_k` chunks of one document are read. `zipf`: the
     chance of the i-th document and chunk (from 1) is proportional to 1 / i; else all are alike.
     `answer_tokens` is an inclusive range."""

@@ -8,8 +8,9 @@ a block of which one rank's object is missing counts no tokens, and the prefix e
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kv_cache.core.block import Block, content_key, salted_key
 from kv_cache.core.kinds import Lookup

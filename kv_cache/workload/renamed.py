@@ -5,8 +5,9 @@ blocks of its own future and report a reuse that no user had.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.request import Request

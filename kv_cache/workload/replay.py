@@ -12,8 +12,11 @@ Only rows that wait are held in memory: for their instant behind others, or for 
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
@@ -27,8 +30,7 @@ MOST_HELD = 10_000
 MOST_ANSWERS = 100_000  # whose instants are remembered for rows that think after them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeScale:
+class TimeScale(Struct, frozen=True, kw_only=True):
     """Gaps are divided by `speedup` (0 = as fast as served), those between the beginnings of
     sessions by `arrival_scale` too: that many times as many begin in a second, and each is as it
     was."""
@@ -37,8 +39,7 @@ class TimeScale:
     arrival_scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayConfig(TimeScale):
+class ReplayConfig(TimeScale, frozen=True, kw_only=True):
     """`cycles` 0 = until something else ends the run."""
 
     requests: RowRequestsConfig

@@ -19,9 +19,9 @@ and are counted, no more.
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from kv_cache.core.block import Block, Key
 from kv_cache.core.request import Request
@@ -159,8 +159,7 @@ def _parted(rows: Ints, upper: Bools, half: int) -> Ints:
 # --- the reuse of a stream of requests ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Room(Struct, frozen=True, kw_only=True):
     """What an LRU cache of `blocks` finds. `share` is of the unique blocks; `nbytes` are those of
     `blocks` of mean size."""
 
@@ -171,8 +170,7 @@ class Room:
     hit_ratio: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class Growth(Struct, frozen=True, kw_only=True):
     """What had been asked for until an instant."""
 
     at_s: float
@@ -182,8 +180,7 @@ class Growth:
     unique_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkingSet:
+class WorkingSet(Struct, frozen=True, kw_only=True):
     """What was asked for in the last `window_s` seconds: the mean over the whole time."""
 
     window_s: int
@@ -191,8 +188,7 @@ class WorkingSet:
     nbytes: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReuseFigures:
+class ReuseFigures(Struct, frozen=True, kw_only=True):
     """`hits` are those of a cache without limits, which finds what was stored before the first
     request and what was asked for; all else are first references, which no cache finds;
     `prefix_hits` of them stand before the first miss of their request. `own_hits` have been asked

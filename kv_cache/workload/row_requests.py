@@ -7,8 +7,10 @@ does not have: each is content of its own, in every cycle anew.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.errors import TraceError
@@ -44,8 +46,7 @@ class History(StrEnum):
     NONE = "none"  # sessions are in order, but have no history
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowRequestsConfig:
+class RowRequestsConfig(Struct, frozen=True, kw_only=True):
     """`trace_block_tokens`: 0 where the trace has no hash ids."""
 
     geometry: Geometry

@@ -9,9 +9,11 @@ ends when its last session has ended.
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
@@ -21,8 +23,7 @@ from kv_cache.workload.row_requests import RowRequests, RowRequestsConfig, short
 from kv_cache.workload.source import answered_at_once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionsConfig:
+class SessionsConfig(Struct, frozen=True, kw_only=True):
     """`users` sessions go on at the same time; times in them are divided by `speedup` (0 = no
     times). `cycles` 0 = until something else ends the run."""
 
@@ -32,8 +33,7 @@ class SessionsConfig:
     cycles: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class PlannedRow:
+class PlannedRow(Struct, eq=False):
     """One row of an open session; its request is made when it is sent. `at_ns` counts from the
     session's start, and only if `think_ns` is not known."""
 
@@ -45,8 +45,7 @@ class PlannedRow:
     after: set[int]
 
 
-@dataclass(slots=True, eq=False)
-class RowSession:
+class RowSession(Struct, eq=False):
     """One open session and the order of its rows."""
 
     begin_ns: int

@@ -1,14 +1,14 @@
 """From tokens to blocks: the geometry of one run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kv_cache.core.block import Block, Key, content_key
 from kv_cache.core.model import ModelShape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
+class Geometry(Struct, frozen=True, kw_only=True):
     """`block_tokens` 0 means one object for each turn: then layers with a sliding window count
     only its end. Sizes are one rank's share, in bytes."""
 

@@ -8,8 +8,9 @@ a request does not say: those are added to `Sessions`, separately.
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import sqrt
+
+from msgspec import Struct
 
 from kv_cache.core.block import Block
 from kv_cache.core.kinds import Lookup
@@ -28,8 +29,7 @@ _BIN_STEPS = (2, 5, 2, 5, 2, 5, 2, 5, 2, 3, 2, 5, 2, 5, 3, 2, 2, 3, 2, 2)
 _FIRST_BIN_NS = NS_PER_MS // 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dispersion:
+class Dispersion(Struct, frozen=True, kw_only=True):
     """Variance over mean of the number of arrivals in windows; 1 for a Poisson process (Cox and
     Lewis, "The Statistical Analysis of Series of Events", 1966)."""
 
@@ -38,8 +38,7 @@ class Dispersion:
     index: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrivalFigures:
+class ArrivalFigures(Struct, frozen=True, kw_only=True):
     """Gaps are those between one request and the next. `per_s` counts gaps, not requests; it is
     None where all came at once, as `gap_cv` (standard deviation over mean) is. `bins` are requests
     in each `bin_s` seconds."""
@@ -53,8 +52,7 @@ class ArrivalFigures:
     bins: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionFigures:
+class SessionFigures(Struct, frozen=True, kw_only=True):
     """`step_s` are the times from one request of a session to the next; in a trace with instants
     they contain its answers. `think_s` are the think times that a trace states."""
 
@@ -65,8 +63,7 @@ class SessionFigures:
     step_s: Spread | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenFigures:
+class TokenFigures(Struct, frozen=True, kw_only=True):
     """Token counts as the source gives them: a prompt includes its history, but for synthetic users
     with one object a turn, whose prompts are what is new."""
 
@@ -74,8 +71,7 @@ class TokenFigures:
     output: Spread | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFigures:
+class StreamFigures(Struct, frozen=True, kw_only=True):
     """`retrieving` are requests of RAG; `operations` are those of an I/O trace, and `reads` the
     reads of them."""
 

@@ -10,9 +10,11 @@ from the user's child seed, so what user 7 asks for does not depend on how fast 
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.kinds import Qos
@@ -30,8 +32,7 @@ MAX_STREAM_TOKENS = 131_072
 """A conversation that grows beyond this context (Llama 3.1's) starts anew."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Persona:
+class Persona(Struct, frozen=True, kw_only=True):
     """Ranges are inclusive; think time is in seconds."""
 
     name: str
@@ -40,8 +41,7 @@ class Persona:
     think_time_range: tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsersConfig:
+class UsersConfig(Struct, frozen=True, kw_only=True):
     num_users: int
     personas: tuple[Persona, ...]
     qos: QosMix

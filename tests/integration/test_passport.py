@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import numpy as np
 import psutil
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from benchmarks.devices import LOOP_TOOLS, ram_directory, why_not
 from kv_cache.app.prepare import Job, prepare

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import orjson
 import pytest
+from msgspec import structs
 
 from kv_cache.cli.mlperf import main
 from kv_cache.cli.plot import main as plot
@@ -91,7 +92,7 @@ def made(whole: Made, tmp_path: Path) -> Made:
     shutil.copytree(whole.top, top)
     run = top / whole.place.run.relative_to(whole.top)
     own = json.loads(json.dumps(whole.own))
-    return Made(top=top, place=replace(whole.place, run=run), own=own)
+    return Made(top=top, place=structs.replace(whole.place, run=run), own=own)
 
 
 def edited(path: Path, change: Callable[[Document], None]) -> None:
@@ -623,7 +624,9 @@ def test_exactly_the_rule_that_is_broken_falls_short(
 def test_a_sequence_without_an_option_names_it_as_missing(whole: Made) -> None:
     tree = whole.tree()
     ranks = tuple(rank for rank in tree.ranks if rank.spot.option != 3)
-    less = replace(tree, ranks=ranks, expected=replace(tree.expected, options=(1, 2)))
+    less = structs.replace(
+        tree, ranks=ranks, expected=structs.replace(tree.expected, options=(1, 2))
+    )
     assert short(whole.tree()) == set()
     assert "kvcacheFixedWorkloadPerOption" in short(less)
     looks = [look for finding in check_tree(less) for look in finding.looks]
@@ -633,7 +636,7 @@ def test_a_sequence_without_an_option_names_it_as_missing(whole: Made) -> None:
 def test_an_option_without_a_latency_has_no_headline(whole: Made) -> None:
     tree = whole.tree()
     ranks = tuple(replace(r, figures={**r.figures, "device_read_p95_ms": None}) for r in tree.ranks)
-    assert short(replace(tree, ranks=ranks)) >= {"kvcacheHeadlineResult"}
+    assert short(structs.replace(tree, ranks=ranks)) >= {"kvcacheHeadlineResult"}
 
 
 def test_an_option_that_follows_too_soon_breaks_the_locks(made: Made) -> None:

@@ -91,7 +91,7 @@ class Run:
             workers=self.users,
             on_record=self.records.append,
             on_op=self.ops.append,
-            control=_Told(self) if self.controlled else None,
+            control=_told(self) if self.controlled else None,
             tick_ns=self.tick_ns,
             workers_for=lambda users: users,
         )
@@ -125,22 +125,25 @@ class Run:
         return {r.user for r in self.records if begin_ns <= r.intended_ns < end_ns}
 
 
-class _Told(Control):
+class _Told(Control, eq=False):
     """A control whose decisions are the test's."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(Saturation(SaturationRules()), watch=self._enough)
-        self._run = run
+    run: Run | None = None
 
     def see(self, window: Window, **more: Any) -> Orders:
+        assert self.run is not None
         orders = super().see(window, **more)
-        self._run.windows.append(self.series.windows[-1])
-        users = self._run.schedule.get(len(self._run.windows))
+        self.run.windows.append(self.series.windows[-1])
+        users = self.run.schedule.get(len(self.run.windows))
         return orders if users is None else orders._replace(users=users)
 
-    def _enough(self, window: Window) -> bool:
-        measured = len(self._run.of(Phase.MEASURE)) + 1
-        return bool(self._run.stop_after) and measured >= self._run.stop_after
+
+def _told(run: Run) -> _Told:
+    def enough(window: Window) -> bool:
+        measured = len(run.of(Phase.MEASURE)) + 1
+        return bool(run.stop_after) and measured >= run.stop_after
+
+    return _Told(Saturation(SaturationRules()), watch=enough, run=run)
 
 
 # --- windows -----------------------------------------------------------------------------------

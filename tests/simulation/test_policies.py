@@ -7,6 +7,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from kv_cache.cache.counts import Prefetches
 from kv_cache.cache.limits import CacheRules
@@ -27,7 +28,7 @@ from tests.simulation.test_virtual_time import PAGE, SERVING, Run, simulated, tr
 RAM = TierModel(read_latency_ns=1, write_latency_ns=1, servers=8)
 DISK = TierModel(read_latency_ns=100, write_latency_ns=100, servers=4)
 MODELS = {Tier.CPU: RAM, Tier.NVME: DISK}
-COMPUTING = replace(SERVING, prefill_ns_per_token=50, decode_ns_per_token=0)
+COMPUTING = structs.replace(SERVING, prefill_ns_per_token=50, decode_ns_per_token=0)
 FREE = TierModel(read_latency_ns=100, write_latency_ns=100, servers=64)
 Arrange = Callable[[World, Signals], None]
 
@@ -184,10 +185,10 @@ def test_through_a_queue_of_one_the_request_waits_its_turn() -> None:
     """The queue is in groups: with one block a group and one place, the third waits for two."""
     rows = spaced((1, 2, 3))
     pages = {Tier.CPU: 8, Tier.NVME: 30}
-    single = replace(SERVING, batch_blocks=1)
+    single = structs.replace(SERVING, batch_blocks=1)
     run = simulated(trace(rows), MODELS, pages=pages, semantics=single, arrange=through(slots=1))
     assert run.column("wait_ns")[0] > 100
-    dropping = replace(single, write_behind_drop=True)
+    dropping = structs.replace(single, write_behind_drop=True)
     run = simulated(trace(rows), MODELS, pages=pages, semantics=dropping, arrange=through(slots=1))
     assert run.column("wait_ns") == [0]
     assert run.world is not None
@@ -196,7 +197,7 @@ def test_through_a_queue_of_one_the_request_waits_its_turn() -> None:
 
 
 def test_written_behind_and_through_nothing_waits_and_all_is_below() -> None:
-    behind = replace(COMPUTING, write_behind=True)
+    behind = structs.replace(COMPUTING, write_behind=True)
     run = simulated(
         trace(ROUNDS), MODELS, pages={Tier.CPU: 5, Tier.NVME: 30}, semantics=behind,
         arrange=through(), workers=2,
@@ -239,7 +240,7 @@ def test_written_through_into_a_full_tier_the_oldest_there_is_dropped() -> None:
 
 # --- prefetch ------------------------------------------------------------------------------------
 
-GENERATING = replace(SERVING, decode_ns_per_token=10_000)  # one token a request: 10 us each
+GENERATING = structs.replace(SERVING, decode_ns_per_token=10_000)  # one token a request: 10 us each
 CYCLE = [(0, (10 * (n % 4), 10 * (n % 4) + 1)) for n in range(40)]
 """Four sequences of two blocks in turn, as fast as they are served; the upper tier has room for
 two of them, so that the one asked for is always the one that has just gone."""
@@ -259,7 +260,7 @@ class Oracle(Prefetch):
 
 
 def cycle(arrange: Arrange = lambda world, signals: None, *, promote: bool = True) -> Run:
-    semantics = replace(GENERATING, promote=promote)
+    semantics = structs.replace(GENERATING, promote=promote)
     source = trace(CYCLE, speedup=0)
     return simulated(source, MODELS, pages=NARROW, semantics=semantics, arrange=arrange)
 
@@ -327,7 +328,7 @@ def test_who_asks_for_what_is_on_its_way_waits_for_that_copy_alone() -> None:
     """No compute to hide behind: the request comes while its blocks are being copied. Of three
     wanted one is on its way at a time; the request waits for the first, and for those that are
     begun meanwhile, and never longer than its own loads would have taken."""
-    hurried = replace(GENERATING, decode_ns_per_token=50)
+    hurried = structs.replace(GENERATING, decode_ns_per_token=50)
     source = trace(CYCLE, speedup=0)
     plain = simulated(source, MODELS, pages=NARROW, semantics=hurried)
     run = simulated(
@@ -381,7 +382,7 @@ def test_next_in_session_brings_up_what_is_read_where_it_is() -> None:
     """Without promotion a conversation's blocks are read below for ever; its first turn after they
     were pushed down brings them up for the next."""
     rows = [(0, (1, 2)), (0, (30, 31)), (0, (40, 41)), *[(0, (1, 2))] * 3]
-    still = replace(GENERATING, promote=False)
+    still = structs.replace(GENERATING, promote=False)
     plain = simulated(trace(rows, speedup=0), MODELS, pages=NARROW, semantics=still)
     run = simulated(
         trace(rows, speedup=0), MODELS, pages=NARROW, semantics=still,
@@ -431,7 +432,7 @@ def test_when_the_last_request_has_ended_only_what_is_on_its_way_arrives() -> No
     rows = [(0, (1, 2)), (0, (30, 31)), (0, (40, 41)), (0, (40, 41))]
     sequences = [[b.key for b in r.blocks] for r in trace(rows, speedup=0).plan()]
     oracle = Oracle([[], [], [], [], sequences[0]])
-    short = replace(GENERATING, decode_ns_per_token=20)
+    short = structs.replace(GENERATING, decode_ns_per_token=20)
     run = simulated(
         trace(rows, speedup=0), MODELS, pages=NARROW, semantics=short,
         arrange=prefetching(oracle, slots=1),
@@ -445,7 +446,7 @@ def test_when_the_last_request_has_ended_only_what_is_on_its_way_arrives() -> No
 def test_to_the_next_tier_above_and_no_further() -> None:
     three = {Tier.GPU: RAM, Tier.CPU: RAM, Tier.NVME: DISK}
     pages = {Tier.GPU: 3, Tier.CPU: 4, Tier.NVME: 60}
-    still = replace(GENERATING, promote=False)
+    still = structs.replace(GENERATING, promote=False)
     for nearest, tier in ((True, Tier.CPU), (False, Tier.GPU)):
         run = simulated(
             trace(CYCLE, speedup=0), three, pages=pages, semantics=still,

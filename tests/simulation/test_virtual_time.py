@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
 from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import asdict, replace
 
 from kv_cache.cache.limits import CacheRules, TierSpec
 from kv_cache.cache.manager import CacheManager

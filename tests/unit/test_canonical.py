@@ -1,11 +1,11 @@
 """Our own trace format: whatever a row says is said again."""
 
 import json
-from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 
 from kv_cache.core.block import KEY_BYTES, Block
 from kv_cache.core.kinds import Lookup, Qos

@@ -1,10 +1,10 @@
 """Snapshots of what the kernel counted."""
 
-import dataclasses
 import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from kv_cache.bench.counters import (
     device_of,
@@ -54,7 +54,7 @@ def test_pairs_are_split_at_the_first_colon() -> None:
 
 
 def test_a_difference_is_later_less_earlier_and_keeps_the_levels() -> None:
-    earlier = dataclasses.replace(
+    earlier = structs.replace(
         read_counters([]),
         rchar=100,
         wchar=None,
@@ -62,7 +62,7 @@ def test_a_difference_is_later_less_earlier_and_keeps_the_levels() -> None:
         rss_bytes=1000,
         peak_rss_bytes=2000,
     )
-    later = dataclasses.replace(
+    later = structs.replace(
         earlier, rchar=150, wchar=7, process_cpu_ns=9, rss_bytes=900, peak_rss_bytes=3000
     )
     delta = later - earlier
@@ -74,7 +74,7 @@ def test_a_difference_is_later_less_earlier_and_keeps_the_levels() -> None:
 def test_counters_of_two_devices_are_not_subtracted() -> None:
     counters = read_counters([])
     with pytest.raises(AssertionError, match="two devices"):
-        counters - dataclasses.replace(counters, device="vda")
+        counters - structs.replace(counters, device="vda")
 
 
 def test_bytes_written_by_this_process_are_counted(tmp_path: Path) -> None:

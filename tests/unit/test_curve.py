@@ -1,8 +1,7 @@
 """The knee of a curve, and the word for what limits."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.metrics.curve import Bottleneck, CurvePoint, Pressure, knee, limit_of

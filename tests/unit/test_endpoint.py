@@ -6,11 +6,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kv_cache.bench.endpoint import Endpoint, check_endpoint
 from kv_cache.core.block import content_key

@@ -3,12 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.root import Config

@@ -5,11 +5,11 @@ say that a transfer took 10 ns and a computation as long as it was asked to.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kv_cache.cache.limits import CacheRules, TierSpec
 from kv_cache.cache.manager import CacheManager

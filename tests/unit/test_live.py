@@ -183,7 +183,7 @@ def test_no_number_is_negative(snapshot: Snapshot) -> None:
     plain = {"phase": "p", "prefix": "", "latest_warning": ""}
     tier = TierNow(name="t", read=snapshot.tiers[0].read, write=Side()) if snapshot.tiers else None
     made = Snapshot(
-        **{name: getattr(snapshot, name) for name in Snapshot.__slots__} | plain
+        **{name: getattr(snapshot, name) for name in Snapshot.__struct_fields__} | plain
         | {"tiers": [tier] if tier else [], "storage": tier, "slos": []}
     )  # fmt: skip
     words = " ".join(live_lines(made, 1000)).replace("[", " ").split()

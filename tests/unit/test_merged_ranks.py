@@ -1,7 +1,6 @@
 """Several ranks as one result: sums, merged percentiles, and what is wrong with a rank by name."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import permutations
 from math import ceil
@@ -13,6 +12,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from msgspec.structs import replace as with_values
 
 from kv_cache.cli.compare import main as compare_command

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kv_cache.config.build import Load, build_load
 from kv_cache.config.load import load_config
@@ -49,7 +49,7 @@ def _request(blocks: Sequence[Block] = (), **changed: object) -> Request:
         request_id=0, intended_ns=0, user="u", conversation="c", turn=1, qos=Qos.BATCH,
         priority=1, prompt_tokens=64, output_tokens=1, blocks=tuple(blocks),
     )  # fmt: skip
-    return replace(plain, **changed)  # type: ignore[arg-type]
+    return replace(plain, **changed)
 
 
 def _blocks(*names: str, tokens: int = 16) -> tuple[Block, ...]:

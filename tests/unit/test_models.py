@@ -1,9 +1,9 @@
 """Bytes of KV state per token, against numbers that were worked out elsewhere."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.hfconfig import model_from_hf

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from kv_cache.config.passport import PassportConfig
 from kv_cache.config.schema import describe, from_mapping

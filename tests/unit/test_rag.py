@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import islice, pairwise
 from math import sqrt
 from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kv_cache.config.build import Load, build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config

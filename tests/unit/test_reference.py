@@ -2,10 +2,10 @@
 
 `verify` derives a result by the same formulas, so that it finds none that is wrong: these do."""
 
-from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from kv_cache.config.load import load_config
 from kv_cache.core.kinds import Tier

@@ -4,13 +4,13 @@ import gc
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kv_cache.core.kinds import Lookup
 from kv_cache.core.model import MODELS
@@ -44,12 +44,12 @@ def asking(
 
 
 def replay(rows: list[TraceRow], **settings: object) -> TraceReplay:
-    config = replace(ReplayConfig(requests=asking(), cycles=1), **settings)  # type: ignore[arg-type]
+    config = replace(ReplayConfig(requests=asking(), cycles=1), **settings)
     return TraceReplay(lambda: iter(rows), config, Seed(1), {})
 
 
 def sessions(rows: list[TraceRow], **settings: object) -> SessionReplay:
-    config = replace(SessionsConfig(requests=asking(), users=2, cycles=1), **settings)  # type: ignore[arg-type]
+    config = replace(SessionsConfig(requests=asking(), users=2, cycles=1), **settings)
     return SessionReplay(lambda: iter(rows), config, Seed(1), {})
 
 

@@ -1,12 +1,12 @@
 """All evidence in one place: where each number of the passport comes from, and what is unknown."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from kv_cache.config.load import load_config
 from kv_cache.core.block import content_key

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from math import sqrt
 from statistics import fmean, pstdev, pvariance
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.kinds import Qos

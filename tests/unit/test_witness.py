@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kv_cache.bench import witness
 from kv_cache.bench.clock import MonotonicClock

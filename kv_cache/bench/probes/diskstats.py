@@ -5,9 +5,10 @@ device's name.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 from kv_cache.bench.procfs import text_of
 
@@ -15,8 +16,7 @@ SECTOR_BYTES = 512
 """The unit of /proc/diskstats, whatever the device's own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskStats:
+class DiskStats(Struct, frozen=True, kw_only=True):
     """Since the machine's start, or the difference of two, in the order of the kernel's columns.
     `in_flight` is a level: a difference carries the later one.
 
@@ -42,7 +42,7 @@ class DiskStats:
         return type(self)(in_flight=self.in_flight, **values)
 
 
-_COUNTERS = tuple(field.name for field in fields(DiskStats) if field.name != "in_flight")
+_COUNTERS = tuple(name for name in DiskStats.__struct_fields__ if name != "in_flight")
 
 
 def read_diskstats(devices: Sequence[str], root: Path = Path("/")) -> dict[str, DiskStats] | None:
@@ -54,7 +54,9 @@ def read_diskstats(devices: Sequence[str], root: Path = Path("/")) -> dict[str, 
 
 def added_up(stats: Collection[DiskStats]) -> DiskStats:
     """Add the counters of several devices up."""
-    return DiskStats(**{name: sum(getattr(s, name) for s in stats) for name in DiskStats.__slots__})
+    return DiskStats(
+        **{name: sum(getattr(s, name) for s in stats) for name in DiskStats.__struct_fields__}
+    )
 
 
 def parse(text: str, devices: Sequence[str]) -> dict[str, DiskStats]:
@@ -64,7 +66,7 @@ def parse(text: str, devices: Sequence[str]) -> dict[str, DiskStats]:
 
 
 def _stats(row: Sequence[int]) -> DiskStats:
-    values = dict(zip(DiskStats.__slots__, row, strict=True))
+    values = dict(zip(DiskStats.__struct_fields__, row, strict=True))
     values["read_bytes"] *= SECTOR_BYTES
     values["write_bytes"] *= SECTOR_BYTES
     return DiskStats(**values)

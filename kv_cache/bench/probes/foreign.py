@@ -8,17 +8,18 @@ parent, which inherits the counters.
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.bench.procfs import parse_pairs, text_of
 
 MOST_PROCESSES = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessIo:
+class ProcessIo(Struct, frozen=True, kw_only=True):
     """Bytes that a process has read from and written to devices in its life."""
 
     pid: int

@@ -11,11 +11,11 @@ import os
 import platform
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from kv_cache.tiers.base import Span
 
@@ -28,8 +28,7 @@ stacked one (overlay, FUSE passthrough) cachestat sees an empty file while its p
 cached one floor below; mincore follows them there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageStates:
+class PageStates(Struct, frozen=True, kw_only=True):
     """Pages of a range of a file that are cached, of those dirty, and being written back."""
 
     cached: int

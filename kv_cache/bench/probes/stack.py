@@ -13,10 +13,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from kv_cache.bench.probes.link import controllers_of
 from kv_cache.bench.probes.network import is_here
@@ -49,8 +50,7 @@ class FootKind(StrEnum):
     UNSEEN = "unseen"  # another process or another host
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foot:
+class Foot(Struct, frozen=True, kw_only=True):
     """One end of the stack. `path` leads from the directory's file system down to `name`; `reason`
     says why it is memory or cannot be seen; `cached_by` names what on the way answers from the
     page cache."""
@@ -71,8 +71,7 @@ class Foot:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class Stack(Struct, frozen=True, kw_only=True):
     """All that lies below some directories.
 
     `devices` are the block devices on the way, feet included. `not_compared` says where the bytes

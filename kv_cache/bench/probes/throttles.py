@@ -6,9 +6,10 @@ Sources: admin-guide/cgroup-v2.rst, cgroup-v1/, scheduler/sched-bwc.rst, pm/cpuf
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.bench.linux import usable_cpus
 from kv_cache.bench.procfs import block_device, cgroup_directories, text_of
@@ -22,8 +23,7 @@ Reads = Callable[[str], str | None]
 """Returns the text of a file of one cgroup; None if it is not there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throttles:
+class Throttles(Struct, frozen=True, kw_only=True):
     """At one instant; None = unknown. The counters add up this process's cgroup and all above
     it, `cpu_throttled_ns` the CPUs as well."""
 

@@ -5,10 +5,10 @@ A pure function of the ranks' results and of what the crew saw, whatever their o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET, structs, to_builtins
+from msgspec.structs import replace
 
 from kv_cache import __version__
 from kv_cache.core.crew import Crew

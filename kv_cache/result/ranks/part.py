@@ -1,8 +1,10 @@
 """One rank of several: what came of it, and whether it counts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.core.crew import Crew, Member
 from kv_cache.core.units import NS_PER_S
@@ -12,8 +14,7 @@ from kv_cache.result.paths import value_at
 from kv_cache.result.run import SECTION, CountedRun, MisshapenError, read_run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """One rank. `document` is what came as its result, whatever it is; where that cannot be
     counted, `flaw` completes "rank 2 ..."."""
 

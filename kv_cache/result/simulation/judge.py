@@ -7,8 +7,9 @@ of latencies where requests that were turned away are missing among them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.metrics.intervals import CONFIDENCE
 from kv_cache.metrics.order import LEAST_SEEDS, compulsory_share
@@ -35,8 +36,7 @@ SKEWED = 2.0
 _OF_CACHES = "tiers."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """By one measure: the number of the best variant, or None, and why in words."""
 
     measure: Measure

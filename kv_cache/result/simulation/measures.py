@@ -1,16 +1,16 @@
 """The numbers of a simulation that people look at, each with its path in the facts of a run."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
 from kv_cache.result.metrics import HIGHER, LOWER, Json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class Measure(Struct, frozen=True, kw_only=True):
     """`better` is None if neither end is good in itself; a value shown is `scale` times larger than
     the fact."""
 

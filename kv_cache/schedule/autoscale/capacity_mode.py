@@ -2,9 +2,10 @@
 stopped."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import hypot, inf
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.schedule.autoscale.rules import AutoscaleRules, Order
 from kv_cache.schedule.autoscale.window_pool import SURE, VERY_SURE, Ratio, Unit, WindowPool
@@ -14,8 +15,7 @@ _FINE_ERROR = 0.02
 _MISSES = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class Peak(Struct, frozen=True, kw_only=True):
     """Throughput with a number of users."""
 
     users: int

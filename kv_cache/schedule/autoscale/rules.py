@@ -1,10 +1,11 @@
 """What the autoscaler is set to, and what it orders."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.core.units import ns_to_s
 
@@ -20,8 +21,7 @@ class Action(StrEnum):
     STOP = "stop"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AutoscaleRules:
+class AutoscaleRules(Struct, frozen=True, kw_only=True):
     """`windows_per_sample` windows are a sample. `consecutive_samples_required` samples in a row
     must show the same before a step, and `cooldown_samples` after a step are not used. A pool of
     `longest_samples` is judged by what it shows, sure or not."""
@@ -65,8 +65,7 @@ class AutoscaleRules:
         return max(self.min_users, min(users - 1, int(users * (1 - step))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(Struct, frozen=True, kw_only=True):
     """What a mode wants: other users, or the end of the run."""
 
     users: int
@@ -75,8 +74,7 @@ class Order:
     stops: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     """An order to the driver, and the evidence that it was taken on: plain values, as in results.
     On `stop`, `users` is where the peak was."""
 

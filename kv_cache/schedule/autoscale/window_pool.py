@@ -8,11 +8,12 @@ independent (Kish's design effect).
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from math import sqrt
 from statistics import median
 from typing import Any
+
+from msgspec import Struct
 
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import NS_PER_S, ns_to_ms, ns_to_s
@@ -28,8 +29,7 @@ _MOST_BATCHES = 20
 _HISTORY = 10  # windows whose p95 of storage are kept
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Struct, frozen=True):
     """Σy / Σx of batches, with its standard error; None where one batch does not show it."""
 
     value: float
@@ -46,8 +46,7 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> Ratio:
     return Ratio(value, sqrt(spread) / whole)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverShare:
+class OverShare(Struct, frozen=True, kw_only=True):
     """How many requests of an SLO's class were over its limit. `worth` is how many independent ones
     would show as much as those that `ended`."""
 

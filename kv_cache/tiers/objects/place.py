@@ -2,9 +2,10 @@
 some is not repeated in a message."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import MIB
@@ -23,8 +24,7 @@ class ObjectUrl(NamedTuple):
     prefix: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectPlace:
+class ObjectPlace(Struct, frozen=True, kw_only=True):
     """A prefix of a bucket, and how its server is spoken to. `endpoint` and `region` are None
     where they are the service's own."""
 

@@ -9,10 +9,11 @@ bytes.
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+
+from msgspec.structs import replace
 
 from kv_cache import __version__
 from kv_cache.core.errors import UsageError

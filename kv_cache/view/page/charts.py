@@ -6,10 +6,11 @@ nothing up. Whoever cannot see it, or has no script, has the table.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from math import isfinite, log10, nan
 from statistics import median
 from typing import Any
+
+from msgspec import Struct, field
 
 from kv_cache.view.drawing import LADDERS, LINE_COLOURS
 from kv_cache.view.page.parts import details, part_table
@@ -26,8 +27,7 @@ _SMALL_TABLE = 12
 """Rows of a table of percentiles that is shown with its chart."""
 
 
-@dataclass(slots=True)
-class Book:
+class Book(Struct):
     """All charts of a page and the axes that they share, for the script."""
 
     axes: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """What reports are put together from: documents, sections, tables, cards and small pictures."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kv_cache.files.reading import SECTION
 from kv_cache.result.metrics import Json
@@ -9,8 +10,7 @@ from kv_cache.view.page.safe_text import Html, join, plain, safe, tag
 from kv_cache.view.parts import Cell, KeyNumber, ShownColumn, Table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doc:
+class Doc(Struct, frozen=True, kw_only=True):
     """One document of a report. `label` is a letter, `name` says where it comes from."""
 
     label: str
@@ -31,8 +31,7 @@ class Doc:
         return f"{self.label.lower()}-{slug}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(Struct, frozen=True, kw_only=True):
     """A part of a report with a heading; where there is no content, `absent` says why."""
 
     slug: str

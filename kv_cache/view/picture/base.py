@@ -4,10 +4,11 @@ The paper is as wide as a column of text and as a phone held upright.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import isfinite, log10, nan
 from textwrap import wrap
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from kv_cache.core.format import figures
 from kv_cache.view.drawing import COLOURS, round_numbers
@@ -46,8 +47,7 @@ def known(values: Iterable[float]) -> list[float]:
 # --- a picture -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class Panel(Struct, frozen=True, kw_only=True):
     """One pair of axes. Neighbours of the same `x` share that axis, which the last of them shows.
     A `bare` panel has no axes at all."""
 
@@ -58,8 +58,7 @@ class Panel:
     bare: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Picture(Struct, frozen=True, kw_only=True):
     """What is seen, in words and panels. `lines` stand under the title and are wrapped."""
 
     title: str
@@ -182,8 +181,7 @@ def logarithmic(axes: "Axes", values: Iterable[float], *, x: bool = False) -> No
 # --- labels ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Struct, frozen=True):
     """A name beside the end of a line. `y` is in data."""
 
     y: float

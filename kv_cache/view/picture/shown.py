@@ -1,10 +1,11 @@
 """The figures of a view as a picture: a panel each, lines with the bars of their intervals."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from kv_cache.view.drawing import COLOURS, LINE_COLOURS
 from kv_cache.view.parts import (

@@ -39,8 +39,9 @@ is no `think_time`, it is the gap to the recorded end of the request before, if 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from decimal import Decimal
+
+from msgspec import Struct, field
 
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.formats.base import Bad, Note, Noted, RowError, TimeUnit, ignore
@@ -87,8 +88,7 @@ class Agentic:
             yield from reader.whole(item, text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
+class _Header(Struct, frozen=True, kw_only=True):
     """What a session states beside its requests."""
 
     item: int
@@ -97,8 +97,7 @@ class _Header:
     block_tokens: int
 
 
-@dataclass(slots=True)
-class _Agent:
+class _Agent(Struct):
     """One agent as far as it was read: what its next request waits for, and since when.
 
     `waits` are names; `straight` is false where they are not the agent's own request just before.

@@ -30,9 +30,10 @@ A format knows text and nothing else: no path, no compression, no policy about b
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
+
+from msgspec import Struct, field
 
 from kv_cache.core.errors import TraceError
 from kv_cache.workload.formats.row import TraceRow
@@ -82,8 +83,7 @@ def ignore(line: int, note: Note) -> None:
     """Take a note and count nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """How a trace is read: what counts tokens, how long a context and an answer may be, and how
     many sessions of a grouped format are read (0 = all)."""
 

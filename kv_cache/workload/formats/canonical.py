@@ -28,11 +28,13 @@ each kind of trace (`LAYOUTS`), chosen by the header.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
 from typing import Any, get_type_hints
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import asdict, fields
 
 from kv_cache.core.block import KEY_BYTES, Block
 from kv_cache.core.kinds import Lookup, Qos
@@ -60,8 +62,7 @@ SCHEMA = "kv-cache-trace/1"
 _REQUIRED = ("at_ns", "prompt")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(Struct, frozen=True, kw_only=True):
     """What the requests of a recorded run were sent under, and a replay has to be too.
 
     `block_tokens` is the run's geometry (0 = one object a turn), `prefill_only_from_tokens` as in
@@ -72,8 +73,7 @@ class Load:
     prefill_only_from_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class Header(Struct, frozen=True, kw_only=True):
     grouped: bool
     timed: bool
     block_tokens: int = 0
@@ -277,7 +277,7 @@ def decode_request(value: object) -> Request:
     unknown = next((name for name in stated if name not in _REQUEST), None)
     if unknown is not None:
         raise misfit("the fields of a request", unknown, "request")
-    missing = [n for n, default in _REQUEST.items() if default is MISSING and n not in stated]
+    missing = [n for n, default in _REQUEST.items() if default is NODEFAULT and n not in stated]
     if missing:
         raise RowError(f"request: expected {', '.join(missing)}, found none")
     request = Request(

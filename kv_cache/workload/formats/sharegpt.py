@@ -25,8 +25,9 @@ A row is one turn: all messages since the last answer, and then the answer. The 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from kv_cache.workload.formats.base import Bad, Note, Noted, Reading, RowError, ignore
 from kv_cache.workload.formats.ids import SeenIds
@@ -43,8 +44,7 @@ ROLES = ("from", "role")
 TEXTS = ("value", "content")
 
 
-@dataclass(frozen=True, slots=True)
-class ShareGpt:
+class ShareGpt(Struct, frozen=True):
     reading: Reading = field(default_factory=Reading)
 
     name = "sharegpt"
@@ -102,8 +102,7 @@ class ShareGpt:
             note(item, Note.EMPTY)
 
 
-@dataclass(slots=True)
-class _Turn:
+class _Turn(Struct):
     """Tokens of all messages since the last answer, and of the answer; None = there is none."""
 
     prompt: int = 0

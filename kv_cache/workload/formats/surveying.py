@@ -7,9 +7,11 @@ of its times, which `read` decides for formats whose times are bare numbers (`un
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.core.errors import TraceError
 from kv_cache.core.units import NS_PER_S
@@ -22,8 +24,7 @@ from kv_cache.workload.formats.trace_files import WAY_OUT, BadRow, Tally, Trace
 _PROGRESS_ROWS = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Survey(Struct, frozen=True, kw_only=True):
     """What one whole walk surveyed. Times in ns, sizes in tokens; `rows` are the good ones."""
 
     rows: int

@@ -8,7 +8,8 @@ one. What is only unlikely is reported and not changed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from kv_cache.workload.formats.base import TimeUnit
 
@@ -25,8 +26,7 @@ USUAL_REQUESTS_PER_S = (0.01, 10.0)
 """The pace that another unit must give to be chosen without the option."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracePace:
+class TracePace(Struct, frozen=True, kw_only=True):
     """How fast a trace is, in the unit that it was read in."""
 
     rows: int
@@ -45,8 +45,7 @@ class TracePace:
         return f"{_short(self.per_s)} requests/s over {_short(self.span_s)} s"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitChoice:
+class UnitChoice(Struct, frozen=True, kw_only=True):
     """The unit that a trace is read in, and its origin: `option`, `format` or `detected`. `doubt`
     says, as a sentence, what speaks against the format's unit."""
 

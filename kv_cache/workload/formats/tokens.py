@@ -12,10 +12,11 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.installing import install_hint
@@ -37,8 +38,7 @@ class Tokens(Protocol):
         """Return the tokens of a text: 0 if it is empty, else at least 1 with every kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chars:
+class Chars(Struct, frozen=True):
     """The reference's estimate: `per_token` characters are a token, rounded down, but at least
     1."""
 

@@ -14,10 +14,11 @@ what would help.
 import glob
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field
 
 from kv_cache.core.errors import TraceError, did_you_mean
 from kv_cache.workload.formats import TRACE_FORMATS
@@ -184,8 +185,7 @@ class BadRow(NamedTuple):
         return f"{self.file}, {self.what} {self.line}: {self.reason}"
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """What one walk met that is not a good row; it belongs to the caller of the walk."""
 
     bad_rows: int = 0
@@ -201,8 +201,7 @@ class Tally:
         self.notes[note.value] += 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Struct, frozen=True, kw_only=True):
     """Files of one format, replayed one after the other as one trace."""
 
     files: tuple[Path, ...]

@@ -6,9 +6,10 @@ and number of rows give the same bytes on every machine (`draws`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats import TRACE_FORMATS
@@ -35,8 +36,7 @@ SAMPLE_SEED = 20
 SAMPLE_ROWS = 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(Struct, frozen=True, kw_only=True):
     """One file: its format, and what makes its bytes. A `row` of a trace of sessions is a session,
     of LMCache's and blkparse's a request of several records."""
 

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from random import Random
+
+from msgspec import Struct
 
 from kv_cache.core.seed import Seed
 from kv_cache.workload.samples.draws import NewIds, below, heavy, one_of
@@ -18,8 +19,7 @@ _QWEN_SYSTEM_BLOCKS = 6  # a system prompt that most conversations begin with
 # --- Mooncake ---
 
 
-@dataclass(slots=True)
-class _Talk:
+class _Talk(Struct):
     """One conversation: the prompt so far, and the ids of its blocks."""
 
     tokens: int
@@ -91,8 +91,7 @@ def mooncake_lines(seed: Seed, rows: int) -> Iterator[str]:
 # --- Qwen ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chat:
+class _Chat(Struct, frozen=True, kw_only=True):
     """One request that others may continue."""
 
     chat: int

@@ -2,8 +2,9 @@
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from random import Random
+
+from msgspec import Struct
 
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats.lmcache import LEVEL, MAGIC, VERSION
@@ -142,8 +143,7 @@ def _packed(value: object) -> bytes:
 # --- block devices ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Io:
+class _Io(Struct, frozen=True, kw_only=True):
     micros: int
     kind: str  # read, write, trim
     offset: int

@@ -1,10 +1,11 @@
 """Traces with token counts alone: BurstGPT, Azure, SplitwiseSim."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from random import Random
+
+from msgspec import Struct
 
 from kv_cache.core.seed import Seed
 from kv_cache.workload.samples.draws import below, heavy, seconds
@@ -29,8 +30,7 @@ def burstgpt_lines(seed: Seed, rows: int) -> Iterator[str]:
         yield f"{second},{model},{request},{response},{request + response},{kind}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Talk:
+class _Talk(Struct, frozen=True, kw_only=True):
     """A conversation and the tokens of its history."""
 
     session: str
