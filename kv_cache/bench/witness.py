@@ -84,6 +84,7 @@ class Witness:
         self._neighbours: list[Any] = []
         self._around = self._others()
         self._kin = self._kin_then = foreign.snapshot_of(self._siblings)
+        self._own = self._own_before = (0, 0)
 
     def _counters(self) -> Counters:
         return read_counters(self._devices, self._stack.disks)
@@ -95,10 +96,12 @@ class Witness:
         self._around = self._others()
         self._kin = foreign.snapshot_of(self._siblings)
         self._canary.mark()
+        self._own_before = self._pulse.bytes_moved()
         self._opened = self._counters()
 
     def close_window(self) -> None:
         self._closed = self._counters()
+        self._own = _less(self._pulse.bytes_moved(), self._own_before)
         self._lags = self._canary.mark()
         self._kin_then = foreign.snapshot_of(self._siblings)
         moved = foreign.culprits(self._around, self._others())
@@ -108,7 +111,10 @@ class Witness:
         """Whether it can have moved so much on our devices in the window: the kernel gives a
         process the bytes of its children's whole lives when they end."""
         window = self._closed - self._opened
-        most = (window.device_read_bytes, window.device_write_bytes)
+        most = (
+            _larger(window.device_read_bytes, window.foot_read_bytes),
+            _larger(window.device_write_bytes, window.foot_write_bytes),
+        )
         moved = (process.read_bytes, process.write_bytes)
         return all(n is None or m is None or n <= m for n, m in zip(moved, most, strict=True))
 
@@ -181,7 +187,6 @@ class Witness:
 
     def evidence(self) -> dict[str, Any]:
         """Return the sections that only the machine can fill."""
-        window = self._closed - self._opened
         link = _link(self._config, self._devices if self._accounted else ())
         wall_s, monotonic_ns = (
             later - sooner for later, sooner in zip(self._ended, self._began, strict=True)
@@ -190,7 +195,7 @@ class Witness:
             "page_cache": self.page_cache.section(),
             "interposed": dict(self._interposed),
             "throttles": self._limits,
-            "foreign": self._foreign(window),
+            "foreign": self._foreign(),
             "clock": {"wall_s": wall_s, "monotonic_s": monotonic_ns / NS_PER_S},
             "payload": dict(self._payload),
             "link": {"bytes_per_second": link[0], "source": link[1]},
@@ -202,21 +207,20 @@ class Witness:
             "cores": throttles.usable_cores(),
         }
 
-    def _foreign(self, window: Counters) -> dict[str, Any]:
-        moved = foreign.moved(self._kin, self._kin_then)
-        section = foreign.section(_foreign(window, moved or (0, 0)), self._neighbours)
+    def _foreign(self) -> dict[str, Any]:
+        section = foreign.section(self._own, self._neighbours)
         if not self._siblings:
             return section
+        moved = foreign.moved(self._kin, self._kin_then)
         return {**section, "siblings": foreign.siblings_row(self._siblings, moved)}
 
 
-def _foreign(window: Counters, siblings: tuple[int, int]) -> tuple[int | None, int | None]:
-    """`siblings` have (read, written) so much, which counts as ours."""
-    moved_here = (window.process_read_bytes, window.process_write_bytes)
-    read, written = (
-        None if n is None else n + more for n, more in zip(moved_here, siblings, strict=True)
-    )
-    return foreign.foreign(window.device_read_bytes, window.device_write_bytes, read, written)
+def _less(later: tuple[int, int], sooner: tuple[int, int]) -> tuple[int, int]:
+    return later[0] - sooner[0], later[1] - sooner[1]
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else max(one, other)
 
 
 def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None, str | None]:

@@ -12,6 +12,7 @@ from kv_cache.core.kinds import OpKind, Phase, Qos
 from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.passport import judge
+from kv_cache.metrics.rules.readings import CACHED_ENGINES
 from kv_cache.metrics.slo import parse_slos
 from kv_cache.metrics.steady import WindowSample, trends
 from kv_cache.metrics.summary import NETWORK, call_ms, per_second, ratio
@@ -219,9 +220,57 @@ def _foreign(run: CountedRun) -> dict[str, Any] | None:
     """Return what others moved; and how many ranks are among them and us, where there are
     several."""
     foreign, ranks = _facts(run).foreign, run.facts.rank.on_machine or 1
-    if foreign is None or ranks == 1 or _knows_all(foreign.get("siblings"), ranks):
+    if foreign is None:
+        return None
+    if "own_read_bytes" in foreign:
+        foreign = {**foreign, **_less_ours(run, foreign)}
+    if ranks == 1 or _knows_all(foreign.get("siblings"), ranks):
         return foreign
     return {**foreign, "ranks_here": ranks}
+
+
+def _less_ours(run: CountedRun, foreign: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what devices counted in the window less what was ours.
+
+    The disks at the feet of the stack count their other partitions and volumes too. Where their
+    bytes are not those of the directories (mirrors, parity, copies on write), or they do not count,
+    the devices of the file systems stand in for them."""
+    window, stack = run.kernel("window"), _facts(run).stack or {}
+    feet = None if stack.get("not_compared") else window.get("foot_read_bytes")
+    names = [str(foot.get("name")) for foot in stack.get("feet") or [] if isinstance(foot, Mapping)]
+    counted = window.get("device") if feet is None else "+".join(dict.fromkeys(names))
+    prefix = "device" if feet is None else "foot"
+    theirs = {
+        f"{kind.value}_bytes": _beyond(
+            number(window, f"{prefix}_{kind.value}_bytes"), _ours(run, foreign, kind)
+        )
+        for kind in KINDS
+    }
+    return {**theirs, "counted": counted}
+
+
+def _count(value: Any) -> int | None:
+    """Return a count of bytes out of a file that anybody may have written."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _beyond(counted: float | None, ours: float | None) -> float | None:
+    return None if counted is None or ours is None else max(0, counted - ours)
+
+
+def _ours(run: CountedRun, foreign: Mapping[str, Any], kind: OpKind) -> float | None:
+    """Return the bytes of our calls that ended in the window, those of other ranks on this machine,
+    and of files beside the result. What went through the page cache is the process's by the
+    kernel's count, read-ahead included."""
+    ours: float | None = _count(foreign.get(f"own_{kind.value}_bytes"))
+    if any(row.engine in CACHED_ENGINES for row in run.ledger.window("storage", kind)):
+        process = number(run.kernel("window"), f"process_{kind.value}_bytes")
+        ours = None if ours is None or process is None else max(ours, process)
+    siblings = foreign.get("siblings")
+    if isinstance(siblings, Mapping):
+        ours = None if ours is None else ours + (_count(siblings.get(f"{kind.value}_bytes")) or 0)
+    beside = _facts(run).ledger.other_process_write_bytes if kind is OpKind.WRITE else 0
+    return None if ours is None else ours + beside
 
 
 def _knows_all(siblings: Any, ranks: int) -> bool:

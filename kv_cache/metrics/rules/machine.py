@@ -71,11 +71,16 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
     kinds = ["read"] if moved(e, "write", cached=True) else ["read", "write"]
     counts = [e.number(f"foreign.{kind}_bytes") for kind in kinds]
     known = [nbytes for nbytes in counts if nbytes is not None]
+    where = (e.text("foreign.counted") or "the device").replace("+", " and ")
+    unlike = ", ".join(e.words("stack.not_compared") or ())
     if not known:
-        yield unknown("what others did on the device is not known")
+        why = f": {unlike}" if unlike else ""
+        yield unknown(f"what others did on the disks is not known{why}")
         return
     theirs, ours = sum(known), _ours_in_window(e)
-    fact = f"others moved {human_bytes(theirs)} on the device during the window"
+    fact = f"others moved {human_bytes(theirs)} on {where} during the window"
+    if unlike:
+        fact += f" (the disks below are not compared: {unlike})"
     if theirs <= max(t.most_foreign_share * ours, t.enough_bytes):
         yield well(fact)
         return
