@@ -1,9 +1,9 @@
 """Who else used the device while we measured, and who it was.
 
 The counters of the disks are everybody's, on all their partitions; less our own calls, they are
-the others' (`result/evidence` subtracts). Which processes did it is a guess from their own counters:
-these are of all devices, and what a kernel thread writes back counts for the process that wrote. A
-process that began and ended in between is seen in its parent, which inherits the counters.
+the others' (`result/evidence` subtracts). Which processes did it is a guess from their own
+counters: these are of all devices, and what a kernel thread writes back counts for the process that
+wrote. A process that began and ended in between is seen in its parent, which inherits the counters.
 """
 
 import os
