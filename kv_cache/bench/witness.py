@@ -4,19 +4,20 @@ Begun before the first byte and ended after the last, with a look at the edges o
 window. It judges nothing: `metrics/passport` does, from what is in the result.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import Counters, device_of, read_counters
-from kv_cache.bench.probes import foreign, interposed, throttles
+from kv_cache.bench.probes import cpu_users, foreign, interposed, throttles
 from kv_cache.bench.probes.counter_watch import CounterWatch
+from kv_cache.bench.probes.cpu_users import CpuUsers
 from kv_cache.bench.probes.lag import LagCanary, in_ms
 from kv_cache.bench.probes.link import link_of
 from kv_cache.bench.probes.network import is_here
@@ -85,15 +86,17 @@ class Witness:
         self._around = self._others()
         self._kin = self._kin_then = foreign.snapshot_of(self._siblings)
         self._own = self._own_before = (0, 0)
+        self._cpu_users: CpuUsers | None = None
 
     def _counters(self) -> Counters:
         return read_counters(self._devices, self._stack.disks)
 
     def _others(self) -> foreign.Snapshot:
-        return foreign.snapshot(excluded={os.getpid(), *self._siblings})
+        return foreign.snapshot(excluded={*foreign.our_pids(), *self._siblings})
 
     def open_window(self) -> None:
         self._around = self._others()
+        self._cpu_before = cpu_users.snapshot()
         self._kin = foreign.snapshot_of(self._siblings)
         self._canary.mark()
         self._own_before = self._pulse.bytes_moved()
@@ -104,6 +107,9 @@ class Witness:
         self._own = _less(self._pulse.bytes_moved(), self._own_before)
         self._lags = self._canary.mark()
         self._kin_then = foreign.snapshot_of(self._siblings)
+        self._cpu_users = cpu_users.between(
+            self._cpu_before, cpu_users.snapshot(), ours=foreign.our_pids(), siblings=self._siblings
+        )
         moved = foreign.culprits(self._around, self._others())
         self._neighbours = [process for process in moved if self._can_be(process)]
 
@@ -200,6 +206,7 @@ class Witness:
             "payload": dict(self._payload),
             "link": {"bytes_per_second": link[0], "source": link[1]},
             "lag": in_ms(self._lags),
+            "cpu_users": to_builtins(self._cpu_users),
             "settle_s": self._settled_s,
             "server_here": self._server_here,
             "accounted": self._accounted,

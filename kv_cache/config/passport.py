@@ -141,12 +141,14 @@ class PassportConfig:
         high=1,
     )  # fmt: skip
     most_harness_lag_share: float = opt(
-        _T.most_harness_lag_share, "V25: p99 of the harness's lag over p50 of storage reads", low=0,
-        high=1000,
+        _T.most_harness_lag_share,
+        "V25: p99 of the harness's lag over p99 of storage reads or writes",
+        low=0, high=1000,
     )  # fmt: skip
     most_median_lag_share: float = opt(
-        _T.most_median_lag_share, "V25: p50 of the harness's lag over p50 of storage reads", low=0,
-        high=1000,
+        _T.most_median_lag_share,
+        "V25: p50 of the harness's lag over p50 of storage reads or writes",
+        low=0, high=1000,
     )  # fmt: skip
 
     most_gap_share: float = opt(

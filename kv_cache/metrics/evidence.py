@@ -52,7 +52,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     most_unverified_share: float = 0.01
     most_foreign_share: float = 0.1
     most_throttled_share: float = 0.05
-    most_harness_lag_share: float = 1.0
+    most_harness_lag_share: float = 0.25
     most_median_lag_share: float = 0.1
     most_gap_share: float = 0.02
     measurement: bool = True  # false: declared to be a test

@@ -286,19 +286,38 @@ def _client(run: CountedRun) -> dict[str, Any]:
     cpu_ns = number(run.kernel("window"), "process_cpu_ns")
     cpu_s = None if cpu_ns is None else cpu_ns / NS_PER_S
     scheduled = run.config.has_schedule(sessions=run.workload.source == "sessions")
-    loads = times(run.ledger.window("storage", OpKind.READ), "device")
+    loads, stored = (times(run.ledger.window("storage", kind), "device") for kind in KINDS)
     targets = _limits_ms(run) or [ms for qos in Qos for ms in targets_ms(run, qos).values()]
     return {
         "cpu_s": cpu_s,
         "storage_gib": moved / GIB,
         "cpu_s_per_gib": cpu_s / (moved / GIB) if cpu_s is not None and moved else None,
         "cores_used": None if cpu_s is None else per_second(cpu_s, run.window_s),
+        **_others_cores(run, cpu_s),
         "schedule_lag_p99_ms": _ms(run.facts.measured.together.histogram_lateness, 99)
         if scheduled
         else None,
         "shortest_target_ms": min(targets, default=None),
         "storage_read_p50_ms": _ms(loads, 50),
         "storage_read_p99_ms": _ms(loads, 99),
+        "storage_write_p50_ms": _ms(stored, 50),
+        "storage_write_p99_ms": _ms(stored, 99),
+    }
+
+
+def _others_cores(run: CountedRun, cpu_s: float | None) -> dict[str, float | None]:
+    """Return cores that others kept busy in the window, and those that were idle: of all of the
+    machine's, less our threads, other ranks' and the kernel's."""
+    window, seen = run.kernel("window"), _facts(run).client
+    busy_s, total_s = number(window, "host_busy_s"), number(window, "host_total_s")
+    theirs = [seen.get(f"{name}_cpu_s") for name in ("siblings", "kernel")]
+    known = [s for s in (cpu_s, *theirs) if isinstance(s, int | float)]
+    if busy_s is None or total_s is None or not run.window_s:
+        return {"others_cores": None, "idle_cores": None}
+    others_s = max(0.0, busy_s - sum(known)) if len(known) > len(theirs) else None
+    return {
+        "others_cores": None if others_s is None else others_s / run.window_s,
+        "idle_cores": (total_s - busy_s) / run.window_s,
     }
 
 

@@ -252,6 +252,9 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V13", "suspect", {"client.ceiling": SLOW_CEILING, "client.cores_used": 0.6}, "1.05"),
     "the client is the limit": (
         "V13", "invalid", {"client.ceiling": SLOW_CEILING, "client.cores_used": 7.5}, "7.50"),
+    "others use all cores": (
+        "V13", "suspect", {"client.others_cores": 7.0, "client.idle_cores": 0.6,
+                           "client.busiest": [{"name": "make", "cpu_s": 69.0}]}, "make (69.0 s)"),
     "the cores are busy": ("V13", "suspect", {"client.cores_used": 7.5}, "--certify"),
     "a preconditioned drive is not steady": (
         "V14", "suspect",
@@ -308,6 +311,9 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V25", "suspect", {"client.harness_lag_p99_ms": 15.0}, "15.00 ms"),
     "the harness is slow throughout": (
         "V25", "suspect", {"client.harness_lag_p50_ms": 3.0}, "3.00 ms"),
+    "the harness distorts writes alone": (
+        "V25", "suspect", {"client.storage_write_p99_ms": 4.0},
+        "1.20 ms late at p99, where a write"),
     "a loop device buffers": ("V27", "invalid", {"stack.feet": [foot(
         "unseen", "ext4 /m", "loop3", "fuse /nbd", reason="FUSE",
         cached_by=["loop3 (loop without direct I/O: dio 0)"])]}, "losetup --direct-io=on"),
@@ -385,6 +391,10 @@ def test_a_schedule_that_is_kept_passes() -> None:
 
 
 HARMLESS: Mapping[str, Mapping[str, Any]] = {
+    "others are busy and leave cores idle": {
+        "client.others_cores": 1.2, "client.idle_cores": 6.5, "client.busiest": []},
+    "the harness is later than a typical read and not where the tail is published": {
+        "client.harness_lag_p99_ms": 15.0, "client.storage_read_p99_ms": 120.0},
     "a small run says nothing wrong of its counters": {
         "ledger.read.claimed_bytes": 8 * MIB, "ledger.read.process_bytes": 1 * MIB,
         "ledger.read.device_bytes": 1 * MIB, "ledger.read.calls_bytes": 9 * MIB},

@@ -40,6 +40,11 @@ def count_as_ours(pid: int) -> None:
     _ours.add(pid)
 
 
+def our_pids() -> set[int]:
+    """Return this process and those that count as ours."""
+    return {os.getpid(), *_ours}
+
+
 def section(own: tuple[int, int], culprits: Collection[ProcessIo]) -> dict[str, Any]:
     """Return what is known of a window for the section `foreign` of a passport's evidence: the
     bytes (read, written) of our calls that ended in it, and who else was busy."""
@@ -57,7 +62,7 @@ def snapshot(proc: Path = Path("/proc"), *, excluded: Collection[int] | None = N
 
     Without root these are the user's own. About 40 µs a process.
     """
-    ours = {os.getpid(), *_ours} if excluded is None else set(excluded)
+    ours = our_pids() if excluded is None else set(excluded)
     pids = (int(name) for name in os.listdir(proc) if name.isdigit())
     return snapshot_of([pid for pid in pids if pid not in ours], proc)
 
