@@ -35,7 +35,7 @@ SERVING = ["--eviction=learned", "--semantics=serving", "--storage-capacity-gb=0
 
 def test_the_learned_policy_decides_on_real_files(tmp_path: Path) -> None:
     pytest.importorskip("lightgbm", reason="the extra `learned` is not installed")
-    ran = small(tmp_path, *SERVING, "--block-tokens=16", "--max-requests=200")
+    ran = small(tmp_path, *SERVING, "--block-tokens=16", "--max-requests=140")
     assert ran.code == 0, ran.err
     assert ran.own["failed_operations"] == []
     notes = ran.own["evictions"]["policies"]["storage"]
@@ -48,7 +48,7 @@ def test_the_learned_policy_decides_the_same_in_virtual_time_again(tmp_path: Pat
     notes = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        more = ("--virtual-time", "--block-tokens=16", "--max-requests=200")
+        more = ("--virtual-time", "--block-tokens=16", "--max-requests=140")
         ran = small(tmp_path / name, *SERVING, *more)
         assert ran.code == 0, ran.err
         notes.append((ran.own["evictions"], ran.own["reuse"]))

@@ -62,7 +62,7 @@ def served_from_history(path: Path, block: int = 16) -> tuple[int, int, int]:
     return turns, prompts, served
 
 
-@pytest.mark.parametrize("users", [1, 7])
+@pytest.mark.parametrize("users", [pytest.param(1, marks=pytest.mark.nightly), 7])
 def test_sharegpt_is_served_from_history_as_an_independent_count_says(
     users: int, tmp_path: Path
 ) -> None:

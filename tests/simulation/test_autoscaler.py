@@ -234,7 +234,7 @@ def test_one_user_waits_for_nobody() -> None:
 # --- qos -------------------------------------------------------------------------------------
 
 
-SEEDS = pytest.mark.parametrize("seeds", [20, pytest.param(100, marks=pytest.mark.nightly)])
+SEEDS = pytest.mark.parametrize("seeds", [10, pytest.param(100, marks=pytest.mark.nightly)])
 
 
 @SEEDS
