@@ -30,7 +30,11 @@ def test_a_policy_by_name_on_real_files(eviction: str, tmp_path: Path) -> None:
     assert own["evictions"]["lost_bytes"] == 0
 
 
-SERVING = ["--eviction=learned", "--semantics=serving", "--storage-capacity-gb=0.0625"]
+SERVING = [
+    *("--eviction=learned", "--semantics=serving", "--set=run.kv_bytes_per_token=3072"),
+    *("--cpu-mem-gb=0.0078125", "--storage-capacity-gb=0.0078125"),
+]
+"""Many blocks of few bytes: it learns from how often they are asked for."""
 
 
 def test_the_learned_policy_decides_on_real_files(tmp_path: Path) -> None:
