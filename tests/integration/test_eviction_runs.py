@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kv_cache.installing import install_hint
-from tests.cli import SMALL, environment, prepare, small
+from tests.cli import LIGHT, SMALL, environment, prepare, small
 
 
 @pytest.mark.parametrize("eviction", ["arc", "s3-fifo", "gdsf", "leaf-first"])
@@ -18,7 +18,8 @@ def test_a_policy_by_name_on_real_files(eviction: str, tmp_path: Path) -> None:
         f"--eviction={eviction}",
         "--semantics=serving",
         "--block-tokens=64",
-        "--storage-capacity-gb=0.0625",
+        *LIGHT,
+        "--storage-capacity-gb=0.0078125",
         "--max-requests=60",
     )
     assert ran.code == 0, ran.err

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.cli import run, small
+from tests.cli import LIGHT, run, small
 
 FILES = (
     "--semantics=serving",
     "--block-tokens=64",
-    "--storage-capacity-gb=0.0625",
+    *LIGHT,
+    "--storage-capacity-gb=0.0078125",
     "--max-requests=60",
 )
 VIRTUAL = ("--virtual-time",)
@@ -101,6 +102,7 @@ def test_a_write_policy_by_name(write: str, how: tuple[str, ...], tmp_path: Path
         "--admission=depth",
         "--semantics=serving",
         "--block-tokens=64",
+        *LIGHT,
         "--max-requests=60",
         "--verify=full",
         *how,
@@ -130,6 +132,7 @@ def test_a_prefetch_policy_by_name(prefetch: str, how: tuple[str, ...], tmp_path
         "--semantics=serving",
         "--no-promote",
         "--block-tokens=64",
+        *LIGHT,
         "--max-requests=80",
         "--verify=full",
         *how,
