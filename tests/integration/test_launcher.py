@@ -21,7 +21,7 @@ from kv_cache.cli.wrapper import read as read_call
 from kv_cache.config.load import load_config
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import Histogram, merged
-from tests.cli import PROGRAM, ROOT, anything, as_a_process, small, worker_of
+from tests.cli import LIGHT, PROGRAM, ROOT, anything, as_a_process, small, worker_of
 
 WRAPPER = ROOT / "mlperf_wrapper.py"
 STAMP = "20260401_120000"
@@ -543,7 +543,7 @@ def test_nothing_that_a_run_writes_is_taken_for_a_run_by_the_report_generator(
 ) -> None:
     (tmp_path / "out").mkdir()
     ran = small(
-        tmp_path, "--duration=1", "--results-dir=out/runs", "--records", "--trials=2",
+        tmp_path, *LIGHT, "--duration=1", "--results-dir=out/runs", "--records", "--trials=2",
         "--latency-dump=out/dump.jsonl", "--record=out/asked.jsonl", "--fio-export=out/job.fio",
         "--enable-autoscaling", "--keep-cache",
     )  # fmt: skip
