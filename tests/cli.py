@@ -37,6 +37,12 @@ SMALL = [
 ]
 """A run that takes little: objects of some MiB, 32 MiB of buffers."""
 
+LIGHT = [
+    *("--set=run.kv_bytes_per_token=3072", "--cpu-mem-gb=0.0078125"),
+    "--storage-capacity-gb=0.0625",
+]
+"""Behind those: an eighth of the bytes in all, where they are not what is looked at."""
+
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
 """Those that end a command, each with its exit code."""
 

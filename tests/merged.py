@@ -32,7 +32,9 @@ def _real() -> tuple[bytes, ...]:
             here = Path(place, str(rank))
             here.mkdir()
             with patch.dict(os.environ, told, OMPI_COMM_WORLD_RANK=str(rank)):
-                ran = cli.small(here, "--duration=1", "--mpi=apart", "--request-rate=50")
+                ran = cli.small(
+                    here, *cli.LIGHT, "--duration=1", "--mpi=apart", "--request-rate=50"
+                )
             assert ran.code == 0, ran.err
         files = [next(Path(place, str(rank)).glob("R*.json")) for rank in range(RANKS)]
         return tuple(file.read_bytes() for file in files)

@@ -1,5 +1,6 @@
 """A program on a terminal of its own, and what a person would see there."""
 
+import codecs
 import fcntl
 import os
 import pty
@@ -76,6 +77,8 @@ class Screen:
 
 _DRAWING = re.compile(r".*?\x1b\[J(?:\x1b\[\d+A)?\r?|.+$", re.DOTALL)
 """All up to where the rest of the screen is cleared, and the way back to the first line."""
+_WHOLE = re.compile(r"(?:[^\x1b]|\x1b\[[0-9;?]*[A-Za-z])*")
+"""Without the beginning of a sequence whose end is not read yet."""
 _DRAWN = re.compile(r"\x1b\[J(?:\x1b\[\d+A)?\r$")
 
 
@@ -97,6 +100,8 @@ class Terminal:
         self.screen = Screen(columns, lines)
         self.told = ""
         self.frames: list[list[str]] = []
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+        self._rest = ""
         self.resize(columns, lines)
         self.process = subprocess.Popen(
             command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stderr=slave,
@@ -118,10 +123,14 @@ class Terminal:
             if not select.select([self._master], [], [], max(0.0, late - time.monotonic()))[0]:
                 raise AssertionError(f"not seen within {seconds:g} s: {self.told[-2000:]!r}")
             try:
-                data = os.read(self._master, 65536)
+                read = os.read(self._master, 65536)
             except OSError:  # the other end is closed
                 return False
-            for text in _DRAWING.findall(data.decode()):
+            data = self._rest + self._decode(read)
+            whole = _WHOLE.match(data)
+            assert whole is not None
+            self._rest = data[whole.end() :]
+            for text in _DRAWING.findall(whole[0]):
                 self.told += text
                 self.screen.feed(text)
                 self.frames.append(self.screen.text)

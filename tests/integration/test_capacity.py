@@ -96,7 +96,8 @@ def limit_per_s() -> float:
 
 
 def test_the_rate_that_is_found_is_the_limit_of_the_queue(tmp_path: Path) -> None:
-    own = found(capacity(tmp_path, SLO, *QUEUE, "--by=rate", "--probe=50"))
+    probes = ("--probe=40", "--probe-warmup=2", "--first=50")
+    own = found(capacity(tmp_path, SLO, *QUEUE, "--by=rate", *probes))
     answer = own["answer"]
     assert answer["load"] == pytest.approx(limit_per_s(), rel=0.1)
     assert answer["low"] <= limit_per_s() <= answer["high"]
@@ -112,7 +113,7 @@ def test_the_rate_that_is_found_is_the_limit_of_the_queue(tmp_path: Path) -> Non
 def test_the_users_who_are_found_are_between_the_queue_s_two_limits(tmp_path: Path) -> None:
     """Users who ask once a second are a little more even than Poisson's arrivals, and the server
     cannot do more than one request in its time."""
-    own = found(capacity(tmp_path, SLO, *QUEUE, "--probe=20"))
+    own = found(capacity(tmp_path, SLO, *QUEUE, "--probe=20", "--first=50"))
     answer = own["answer"]
     assert 0.93 * limit_per_s() <= answer["load"] < 1 / SERVICE_S
     assert answer["load"] == int(answer["load"])

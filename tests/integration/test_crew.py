@@ -16,6 +16,7 @@ import pytest
 
 from kv_cache.installing import install_hint
 from tests.cli import (
+    LIGHT,
     SMALL,
     Ran,
     anything,
@@ -30,10 +31,7 @@ from tests.cli import (
     worker_of,
 )
 
-SMALLER = [
-    *(arg for arg in SMALL if not arg.startswith("--storage-capacity")),
-    *("--storage-capacity-gb=0.1", "--cache-dir=cache", "--output=R.json"),
-]
+SMALLER = [*SMALL, *LIGHT, "--cache-dir=cache", "--output=R.json"]
 LONG = [*SMALLER, "--duration=60", "--clients=2"]
 
 
@@ -77,7 +75,7 @@ def leaves_nothing(place: Path) -> bool:
 def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
     place = tmp_path_factory.mktemp("three")
     files = ("--latency-dump=dump.jsonl", "--results-dir=runs")
-    ran = small_alone(place, "--duration=1", "--clients=3", "--storage-capacity-gb=0.1", *files)
+    ran = small_alone(place, "--duration=1", "--clients=3", *LIGHT, *files)
     assert ran.code == 0, ran.err
     return place, ran
 

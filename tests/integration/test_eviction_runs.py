@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kv_cache.installing import install_hint
-from tests.cli import SMALL, environment, prepare, small
+from tests.cli import LIGHT, SMALL, environment, prepare, small
 
 
 @pytest.mark.parametrize("eviction", ["arc", "s3-fifo", "gdsf", "leaf-first"])
@@ -18,7 +18,8 @@ def test_a_policy_by_name_on_real_files(eviction: str, tmp_path: Path) -> None:
         f"--eviction={eviction}",
         "--semantics=serving",
         "--block-tokens=64",
-        "--storage-capacity-gb=0.0625",
+        *LIGHT,
+        "--storage-capacity-gb=0.0078125",
         "--max-requests=60",
     )
     assert ran.code == 0, ran.err
@@ -30,12 +31,16 @@ def test_a_policy_by_name_on_real_files(eviction: str, tmp_path: Path) -> None:
     assert own["evictions"]["lost_bytes"] == 0
 
 
-SERVING = ["--eviction=learned", "--semantics=serving", "--storage-capacity-gb=0.0625"]
+SERVING = [
+    *("--eviction=learned", "--semantics=serving", "--set=run.kv_bytes_per_token=3072"),
+    *("--cpu-mem-gb=0.0078125", "--storage-capacity-gb=0.0078125"),
+]
+"""Many blocks of few bytes: it learns from how often they are asked for."""
 
 
 def test_the_learned_policy_decides_on_real_files(tmp_path: Path) -> None:
     pytest.importorskip("lightgbm", reason="the extra `learned` is not installed")
-    ran = small(tmp_path, *SERVING, "--block-tokens=16", "--max-requests=200")
+    ran = small(tmp_path, *SERVING, "--block-tokens=16", "--max-requests=140")
     assert ran.code == 0, ran.err
     assert ran.own["failed_operations"] == []
     notes = ran.own["evictions"]["policies"]["storage"]
@@ -48,7 +53,7 @@ def test_the_learned_policy_decides_the_same_in_virtual_time_again(tmp_path: Pat
     notes = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        more = ("--virtual-time", "--block-tokens=16", "--max-requests=200")
+        more = ("--virtual-time", "--block-tokens=16", "--max-requests=140")
         ran = small(tmp_path / name, *SERVING, *more)
         assert ran.code == 0, ran.err
         notes.append((ran.own["evictions"], ran.own["reuse"]))

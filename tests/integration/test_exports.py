@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli import SMALL, finish, small, start
+from tests.cli import LIGHT, SMALL, finish, small, start
 
-SHORT = ("--duration=1", "--drain=2")
+SHORT = (*LIGHT, "--duration=1", "--drain=2")
 
 
 def test_a_spreadsheet_has_the_values_of_the_result(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def intervals(path: Path, tag: str) -> list[Any]:
 
 
 def test_a_hdr_log_has_the_measured_windows_as_the_series_has_them(tmp_path: Path) -> None:
-    ran = small(tmp_path, "--duration=3", "--warmup=1", "--drain=2", "--hdr-log=L.hlog")
+    ran = small(tmp_path, *LIGHT, "--duration=3", "--warmup=1", "--drain=2", "--hdr-log=L.hlog")
     assert ran.code == 0, ran.err
     assert "hdr log L.hlog" in ran.out
     rows = [row for row in ran.own["series"]["windows"] if row["phase"] == "measure"]

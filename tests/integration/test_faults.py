@@ -41,7 +41,7 @@ from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import Buffer
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import MISMATCH, Payload
-from tests.cli import SMALL, finish, prepare, run, start, worker_of
+from tests.cli import LIGHT, SMALL, finish, prepare, run, start, worker_of
 from tests.covering import by_day
 from tests.stores import mounted
 from tests.wrappers import FLIP, LOST, SWAPPED, TORN, Fault, Faulty, Stall
@@ -199,7 +199,7 @@ def test_wrong_data_of_every_kind_is_never_served_and_always_told(
         return on_the_medium.get(which) if kind is OpKind.WRITE else None
 
     told = watched_run(
-        tmp_path, monkeypatch, "--max-requests=120", f"--layout={layout}",
+        tmp_path, monkeypatch, *LIGHT, "--max-requests=120", f"--layout={layout}",
         f"--io-engine={engine_of(layout)}", fault=fault,
     )  # fmt: skip
     told.assert_nothing_wrong_was_served()
@@ -222,8 +222,8 @@ def test_what_fails_is_told_by_operation_and_reason(
         return reasons[kind]
 
     told = watched_run(
-        tmp_path, monkeypatch, "--max-requests=120", "--cpu-mem-gb=0.03",
-        "--storage-capacity-gb=0.1", fault=fault,
+        tmp_path, monkeypatch, *LIGHT, "--max-requests=120", "--cpu-mem-gb=0.004",
+        "--storage-capacity-gb=0.0125", fault=fault,
     )  # fmt: skip
     told.assert_nothing_wrong_was_served()
     assert told.watch.wrong == 0

@@ -176,6 +176,7 @@ def test_a_document_rows_and_a_picture_are_written_and_the_picture_can_be_drawn_
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["lab", "mooncake.jsonl", "-o", "lab.json", "--csv", "lab.csv", "--plot", "lab.svg"]
+    words += ["--policies", "lru,arc"]
     assert main(words) == 0
     assert main(words) == 0  # over its own files
     first = (here / "lab.svg").read_bytes()
@@ -336,15 +337,15 @@ def test_a_dry_run_says_what_would_be_replayed_and_writes_nothing(
 def test_patterns_have_means_and_intervals_over_their_seeds(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = lab(capsys, "--pattern", "all", "--seeds", 4)
+    own = lab(capsys, "--pattern", "all", "--seeds", 3)
     assert [case["name"] for case in own["cases"]] == list(PATTERNS)
     for place, case in enumerate(own["cases"]):
-        assert case["seeds"] == 4
+        assert case["seeds"] == 3
         for capacity in range(3):
             for entry in entries(own, capacity, case=place).values():
                 rate = entry["blocks"]
                 assert entry["prefix"] is None
-                assert len(rate["ratios"]) == 4
+                assert len(rate["ratios"]) == 3
                 low, high = rate["interval"]["low"], rate["interval"]["high"]
                 assert low - 1e-12 <= rate["hit_ratio"] <= high + 1e-12
 
@@ -399,7 +400,11 @@ def told(words: Sequence[str], hash_seed: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "words", [["mooncake.jsonl"], ["--pattern", "all", "--seeds", "1", "--seed", "7"]]
+    "words",
+    [
+        pytest.param(["mooncake.jsonl"], marks=pytest.mark.nightly),
+        ["--pattern", "all", "--seeds", "1", "--seed", "7"],
+    ],
 )
 def test_the_same_is_said_whatever_the_seed_of_hashes(here: Path, words: list[str]) -> None:
     assert told(words, "1") == told(words, "2")

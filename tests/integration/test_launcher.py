@@ -21,7 +21,7 @@ from kv_cache.cli.wrapper import read as read_call
 from kv_cache.config.load import load_config
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import Histogram, merged
-from tests.cli import PROGRAM, ROOT, anything, as_a_process, small, worker_of
+from tests.cli import LIGHT, PROGRAM, ROOT, anything, as_a_process, small, worker_of
 
 WRAPPER = ROOT / "mlperf_wrapper.py"
 STAMP = "20260401_120000"
@@ -89,6 +89,10 @@ def april(output: Path, *, duration: int = 1, more: str = "") -> str:
         "--generation-mode none --performance-profile latency --cache-dir cache "
         f"--output {output}{more}"
     )
+
+
+FEW_BYTES = " --set run.kv_bytes_per_token=1024"
+"""Behind a call without a configuration, whose users have contexts of up to 25,000 tokens."""
 
 
 def july(option: int, *, more: str = " --shorten 1") -> str:
@@ -282,7 +286,7 @@ def test_a_single_process_is_the_only_rank_and_has_what_it_was_given(plain: Any)
 def test_every_flag_of_april_is_understood(place: Path) -> None:
     more = (
         " --disable-multi-turn --disable-prefix-caching --enable-rag --rag-num-docs 2"
-        " --enable-autoscaling --autoscaler-mode predictive --seed 7"
+        f" --enable-autoscaling --autoscaler-mode predictive --seed 7{FEW_BYTES}"
     )
     output = place / f"kvcache_results_{STAMP}.json"
     err = finish(start(place, PROGRAM, april(output, more=more)))
@@ -299,7 +303,8 @@ def test_every_flag_of_april_is_understood(place: Path) -> None:
 
 def test_ranks_that_are_given_one_directory_and_one_file_lose_nothing(place: Path) -> None:
     output = place / "out" / f"kvcache_results_{STAMP}.json"
-    words = april(output) + " --seed 42 --latency-dump out/dump.jsonl --results-dir out/runs"
+    words = april(output, more=FEW_BYTES)
+    words += " --seed 42 --latency-dump out/dump.jsonl --results-dir out/runs"
     for process in [start(place, PROGRAM, words, rank_environ(OPEN_MPI, r, 2)) for r in range(2)]:
         finish(process)
     files = [output, output.with_name(f"kvcache_results_{STAMP}.rank1.json")]
@@ -367,6 +372,7 @@ def launchers_sum(out: Path, ranks: int, key: str) -> float:
 
 def test_two_ranks_of_the_wrapper_have_what_the_launcher_adds_up(place: Path) -> None:
     words = version_3(config=str(ROOT / "config.yaml"))  # which launchers name, there or not
+    words += FEW_BYTES
     for process in [start(place, WRAPPER, words, rank_environ(MPICH, r, 2)) for r in range(2)]:
         finish(process)
     results = [result_of(place / "out", rank) for rank in range(2)]
@@ -537,7 +543,7 @@ def test_nothing_that_a_run_writes_is_taken_for_a_run_by_the_report_generator(
 ) -> None:
     (tmp_path / "out").mkdir()
     ran = small(
-        tmp_path, "--duration=1", "--results-dir=out/runs", "--records", "--trials=2",
+        tmp_path, *LIGHT, "--duration=1", "--results-dir=out/runs", "--records", "--trials=2",
         "--latency-dump=out/dump.jsonl", "--record=out/asked.jsonl", "--fio-export=out/job.fio",
         "--enable-autoscaling", "--keep-cache",
     )  # fmt: skip

@@ -33,7 +33,7 @@ FLAGS = "--cpu-mem-gb 0 --storage-capacity-gb 0.25 --model tiny-1b --num-users 4
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    (tmp_path / "small.yaml").write_text(SMALL)
+    (tmp_path / "small.yaml").write_text(SMALL.replace("[0, 0.01]", "[0.05, 0.1]"))
     return tmp_path
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.cli import run, small
+from tests.cli import LIGHT, run, small
 
 FILES = (
     "--semantics=serving",
     "--block-tokens=64",
-    "--storage-capacity-gb=0.0625",
+    *LIGHT,
+    "--storage-capacity-gb=0.0078125",
     "--max-requests=60",
 )
 VIRTUAL = ("--virtual-time",)
@@ -32,6 +33,8 @@ TRACE = (
     "--seed=1",
     "--output=R.json",
 )
+FEW = ("--max-requests=20",)
+"""Where a sentence is all that is looked at."""
 
 
 def refused(own: Any) -> dict[str, dict[str, int]]:
@@ -69,14 +72,15 @@ def test_an_admission_policy_by_name_turns_away_and_fails_nothing(
 def test_what_a_tier_refuses_goes_to_the_next_that_takes_it(tmp_path: Path) -> None:
     """Blocks of 512 tokens are above 1 MiB: only the fastest tier, which is not asked, has any."""
     (tmp_path / "size.yaml").write_text("policies: {admission: size, admission_max_mib: 1}\n")
-    ran = run(tmp_path, *TRACE, "--config=size.yaml")
+    rows = (*TRACE, "--max-requests=100")
+    ran = run(tmp_path, *rows, "--config=size.yaml")
     assert ran.code == 0, ran.err
     own = ran.own
     assert own["tiers"]["cpu"]["write"]["bytes"] == own["tiers"]["storage"]["write"]["bytes"] == 0
     gone = refused(own)
     assert gone["cpu"] == gone["storage"] == {"too-large": own["evictions"]["dropped_last_copies"]}
     assert own["policies"]["admission"]["not_stored"] == {"blocks": 0, "bytes": 0}
-    ran = run(tmp_path, *TRACE, "--config=size.yaml", "--admission-at=storage")
+    ran = run(tmp_path, *rows, "--config=size.yaml", "--admission-at=storage")
     assert refused(ran.own).keys() == {"storage"}
     assert ran.own["tiers"]["cpu"]["write"]["bytes"] > 0
 
@@ -98,6 +102,7 @@ def test_a_write_policy_by_name(write: str, how: tuple[str, ...], tmp_path: Path
         "--admission=depth",
         "--semantics=serving",
         "--block-tokens=64",
+        *LIGHT,
         "--max-requests=60",
         "--verify=full",
         *how,
@@ -127,6 +132,7 @@ def test_a_prefetch_policy_by_name(prefetch: str, how: tuple[str, ...], tmp_path
         "--semantics=serving",
         "--no-promote",
         "--block-tokens=64",
+        *LIGHT,
         "--max-requests=80",
         "--verify=full",
         *how,
@@ -193,13 +199,13 @@ def test_the_defaults_are_policies_that_do_nothing(tmp_path: Path) -> None:
 
 def test_options_without_effect_are_told(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("policies: {admission_max_depth: 3, admission: size}\n")
-    ran = run(tmp_path, *TRACE, "--config=p.yaml", "--gpu-mem-gb=0", "--cpu-mem-gb=0")
+    ran = run(tmp_path, *TRACE, *FEW, "--config=p.yaml", "--gpu-mem-gb=0", "--cpu-mem-gb=0")
     assert "policies.admission_max_depth is 3: no effect, as policies.admission" in ran.err
     assert "storage is the only tier" in ran.err
-    ran = run(tmp_path, *TRACE, "--write-policy=through-selective")
+    ran = run(tmp_path, *TRACE, *FEW, "--write-policy=through-selective")
     assert "the same as through" in ran.err
     through = ("--write-policy=through", "--admission=size", "--admission-at=storage")
-    ran = run(tmp_path, *TRACE, *through)
+    ran = run(tmp_path, *TRACE, *FEW, *through)
     assert "no effect, as policies.write (--write-policy) is 'through'" in ran.err
     assert ran.code == 0, ran.err
     assert not any(row["consulted"] for row in ran.own["policies"]["admission"]["tiers"].values())

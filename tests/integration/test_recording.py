@@ -19,7 +19,7 @@ from kv_cache.files.iotrace import COLUMNS
 from kv_cache.result.verify import recheck
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.trace_files import open_trace
-from tests.cli import SMALL, Ran, finish, one_configuration, prepare, run, small, start
+from tests.cli import LIGHT, SMALL, Ran, finish, one_configuration, prepare, run, small, start
 
 Go = Callable[..., Any]
 
@@ -137,7 +137,7 @@ def test_what_came_on_demand_is_asked_on_demand(go: Go) -> None:
 
 
 def test_a_real_run_of_one_worker_is_decided_the_same_in_every_world(tmp_path: Path) -> None:
-    one = ["--num-users=1", "--max-requests=60"]
+    one = ["--num-users=1", "--max-requests=60", *LIGHT]
     replay = [*one, "--trace=asked.jsonl", "--replay-cycles=1", "--trace-speedup=0"]
     real = small(tmp_path, *one, "--record=asked.jsonl")
     assert real.code == 0, real.err

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kv_cache.cli import main
-from tests.cli import SMALL, alone, prepare
+from tests.cli import LIGHT, SMALL, alone, prepare
 
 FAST = [*SMALL, "--virtual-time", "--duration=2", "--no-progress"]
 
@@ -82,7 +82,7 @@ def test_trials_in_a_directory_of_results_name_their_only_copies(
 
 
 def test_ranks_in_a_directory_of_results_write_nothing_beside_it(place: Path) -> None:
-    words = [*SMALL, "--cache-dir=cache", "--duration=1", "--storage-capacity-gb=0.1"]
+    words = [*SMALL, "--cache-dir=cache", "--duration=1", *LIGHT]
     ran = alone(place, *words, "--clients=2", "--results-dir=runs", "--no-progress")
     assert ran.code == 0, ran.err
     results = [name for name in files(place) if name.endswith(".json") and "environ" not in name]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli import (
+    LIGHT,
     SIGNALS,
     SMALL,
     Ran,
@@ -56,6 +57,7 @@ def test_every_mode_runs_and_leaves_nothing_behind(
         f"--semantics={semantics}",
         f"--block-tokens={block_tokens}",
         "--max-requests=40",
+        *LIGHT,
         *flags,
     )
     own = sound(ran)
@@ -105,7 +107,7 @@ def test_the_same_seed_asks_the_same_twice(tmp_path: Path) -> None:
     seen = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        ran = small(tmp_path / name, "--max-requests=60", "--storage-capacity-gb=2")
+        ran = small(tmp_path / name, *LIGHT, "--max-requests=60", "--storage-capacity-gb=0.25")
         own = sound(ran)
         reuse = own["reuse"]
         seen.append(

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from kv_cache.installing import install_hint
-from tests.cli import PROGRAM, anything, command, environment, prepare, run, start
+from tests.cli import PROGRAM, anything, called, environment, prepare, run, start
 
 VIRTUAL = """
 config: small.yaml
 base:
   run.virtual_time: true
-  run.model: tiny-1b
+  run.kv_bytes_per_token: 3072
   run.duration_s: 1
   tiers.gpu_mem_gib: 0
-  tiers.cpu_mem_gib: 0.0625
-  tiers.storage_capacity_gib: 0.5
+  tiers.cpu_mem_gib: 0.0078125
+  tiers.storage_capacity_gib: 0.0625
 vary:
   run.num_users: [2, 4]
 repeat: {repeat}
@@ -90,12 +90,9 @@ def test_each_cell_is_a_run_with_a_directory_of_its_own(tmp_path: Path) -> None:
     kept = small.read_text()
     small.write_text(kept.replace("threads: 4", "threads: 5"))
     (tmp_path / "grid.yaml").write_text(VIRTUAL.replace("{repeat}", "2"))
-    done = subprocess.run(
-        command("sweep", "grid.yaml", "--results-dir=D"), cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "io.threads was 4 when the sweep was begun, and is 5" in done.stderr
+    code, _, err = called(tmp_path, "sweep", "grid.yaml", "--results-dir=D")
+    assert code == 2
+    assert "io.threads was 4 when the sweep was begun, and is 5" in err
 
 
 def test_a_cell_that_fails_is_a_row_and_the_sweep_goes_on(tmp_path: Path) -> None:
@@ -164,16 +161,30 @@ def test_a_sweep_that_is_killed_takes_its_run_along(tmp_path: Path) -> None:
     assert own(tmp_path)["status"] == "interrupted"
 
 
-def test_a_sweep_that_was_killed_before_its_cells_were_made_goes_on(tmp_path: Path) -> None:
-    assert sweep(tmp_path)[0] == 0
+@pytest.fixture(scope="module")
+def two_cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place with a sweep of two cells that is finished."""
+    place = tmp_path_factory.mktemp("two")
+    assert sweep(place)[0] == 0
+    return place
+
+
+@pytest.fixture
+def finished(two_cells: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(two_cells, tmp_path / "copy"))
+
+
+def test_a_sweep_that_was_killed_before_its_cells_were_made_goes_on(finished: Path) -> None:
+    tmp_path = finished
     shutil.rmtree(tmp_path / "D/cell-002_run.num_users-4")
     code, _, err = sweep(tmp_path)
     assert code == 0, err
     assert own(tmp_path)["finished"] == 2
 
 
-def test_verify_knows_a_sweep_and_the_results_that_it_names(tmp_path: Path) -> None:
-    assert sweep(tmp_path)[0] == 0
+def test_verify_knows_a_sweep_and_the_results_that_it_names(finished: Path) -> None:
+    tmp_path = finished
     found = run(tmp_path, "verify", "D/sweep.json")
     assert found.code == 0, found.err
     assert "files        2 of 2 that it names are there" in found.out
@@ -222,7 +233,7 @@ def test_a_place_of_something_else_is_refused_and_left(
 
 def test_all_cells_are_checked_before_the_first_is_run(tmp_path: Path) -> None:
     grid = VIRTUAL.replace("run.num_users: [2, 4]", "run.model: [tiny-1b, tiny-2b]")
-    grid = grid.replace("  run.model: tiny-1b\n", "")
+    grid = grid.replace("  run.kv_bytes_per_token: 3072\n", "")
     code, _, err = sweep(tmp_path, grid=grid)
     assert code == 2
     assert "cell 2 (run.model 'tiny-2b')" in err
@@ -235,9 +246,9 @@ def test_cells_are_spread_over_the_ranks_of_mpi(tmp_path: Path) -> None:
         pytest.skip("no mpirun, or no mpi4py")
     prepare(tmp_path)
     (tmp_path / "grid.yaml").write_text(VIRTUAL.replace("{repeat}", "1"))
-    ranks = [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable]
+    ranks = [mpirun, "--allow-run-as-root", "--oversubscribe", "-n"]
     done = subprocess.run(
-        [*ranks, str(PROGRAM), "sweep", "grid.yaml", "--results-dir=D"],
+        [*ranks, "3", sys.executable, str(PROGRAM), "sweep", "grid.yaml", "--results-dir=D"],
         cwd=tmp_path, env={**environment(), "PYTHONWARNINGS": "default"}, capture_output=True,
         text=True, timeout=120, check=False,
     )  # fmt: skip
@@ -245,7 +256,7 @@ def test_cells_are_spread_over_the_ranks_of_mpi(tmp_path: Path) -> None:
     assert done.stdout.startswith("Sweep: FINISHED. 2 cells, 2 of 2 runs finished.")
     assert own(tmp_path)["workers"] == 2
     refused = subprocess.run(
-        [*ranks, str(PROGRAM), "sweep", "none.yaml", "--results-dir=D"],
+        [*ranks, "2", sys.executable, str(PROGRAM), "sweep", "none.yaml", "--results-dir=D"],
         cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert refused.returncode == 2

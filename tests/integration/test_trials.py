@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kv_cache.result.trials import trial_seed
-from tests.cli import SMALL, Ran, anything, environment, finish, prepare, run, small, start
+from tests.cli import LIGHT, SMALL, Ran, anything, environment, finish, prepare, run, small, start
 
 VIRTUAL = ["--virtual-time", "--duration=3"]
 MASTER = 3  # of `SMALL`
@@ -60,8 +60,8 @@ def test_trials_in_virtual_time_are_runs_of_their_own(tmp_path: Path) -> None:
 
 
 def test_trials_on_a_real_directory_verify_and_leave_no_file(tmp_path: Path) -> None:
-    ran = trials(tmp_path, "--trials=2", "--max-requests=25", "--results-dir=runs", "--records",
-                 "--latency-dump=dump.jsonl")  # fmt: skip
+    ran = trials(tmp_path, *LIGHT, "--trials=2", "--max-requests=25", "--results-dir=runs",
+                 "--records", "--latency-dump=dump.jsonl")  # fmt: skip
     assert ran.code == 0, ran.err
     assert_whole(tmp_path, ran.own, 2)
     assert not (tmp_path / "cache").exists()

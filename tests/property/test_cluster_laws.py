@@ -24,7 +24,7 @@ from kv_cache.sim.cluster.sources import build_source
 from tests.cluster import Plain, gib, random_values, scenario_of, serve, with_admission
 
 BATCHES, BATCH = 10, 42
-FEW_BATCHES = 4  # of them, where it is not nightly
+FEW_BATCHES = 2  # of them, where it is not nightly
 
 
 class Turns:
@@ -169,18 +169,16 @@ SEEDS = range(1000, 1008)
 
 def test_a_seed_gives_the_same_events_in_every_process() -> None:
     code = f"from tests.property.test_cluster_laws import *; print(digest({list(SEEDS)}))"
-    seen = {digest(SEEDS)}
-    for hash_seed in ("0", "4711"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.getcwd()}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        seen.add(done.stdout.strip())
-    assert len(seen) == 1
+    hash_seed = next(seed for seed in ("4711", "0") if os.environ.get("PYTHONHASHSEED") != seed)
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == digest(SEEDS)
 
 
 def test_without_jitter_the_networks_seed_changes_nothing() -> None:

@@ -29,7 +29,7 @@ from kv_cache.workload.formats.trace_files import open_trace
 from tests.covering import by_day
 
 SEED = 5
-REQUESTS = 120
+REQUESTS = 60
 Decision = tuple[Any, ...]
 
 
@@ -65,21 +65,22 @@ def configured(preset: str, eviction: str, directory: Path, **more: Any) -> Conf
     return load_config(
         None,
         {
-            "run.model": "tiny-1b",
+            "run.kv_bytes_per_token": 3072,  # little memory to have, and as many decisions
             "run.num_users": 1,
             "run.seed": SEED,
             "run.max_requests": REQUESTS,
             "run.generation_mode": "none",
             "semantics.preset": preset,
             "semantics.write_behind": False,
-            "tiers.gpu_mem_gib": 0.25,
-            "tiers.cpu_mem_gib": 0.5,
-            "tiers.storage_capacity_gib": 2,
+            "tiers.gpu_mem_gib": 1 / 64,
+            "tiers.cpu_mem_gib": 1 / 32,
+            "tiers.storage_capacity_gib": 1 / 8,
             "tiers.eviction": eviction,
             "tiers.cache_dir": str(directory),
             "io.buffer_mib": 16,
             "io.load_buffers": 2,
             "io.store_buffers": 2,
+            "passport.settle_s": 0,  # no device will ever have moved these bytes
             "workload.trace": "datasets/mooncake_sample.jsonl",
             "workload.trace_speedup": 0,
             **more,
@@ -195,7 +196,8 @@ def test_what_is_written_through_is_the_same_in_both_drivers(write: str, tmp_pat
             "policies.admission_max_depth": 8,
             "policies.admission_at": "storage",
             "semantics.gpu_in_place": False,
-            "tiers.gpu_mem_gib": 1 if write == "through-selective" else 0.25,
+            "tiers.gpu_mem_gib": 1 / 8 if write == "through-selective" else 1 / 32,
+            "tiers.cpu_mem_gib": 1 / 16,
             "tiers.storage_capacity_gib": 64,
         },
     )  # fmt: skip
@@ -265,7 +267,7 @@ AT = ("lower", "all")
 def test_every_admission_policy_decides_the_same_in_both_drivers(
     admission: str, at: str, tmp_path: Path
 ) -> None:
-    more = {"policies.admission_max_mib": 2, "policies.admission_max_depth": 8}
+    more = {"policies.admission_max_mib": 0.25, "policies.admission_max_depth": 8}
     policies = {"policies.admission": admission, "policies.admission_at": at, **more}
     config = configured("serving", "lru", tmp_path, **policies)
     measured, outcome = real(config)

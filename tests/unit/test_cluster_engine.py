@@ -175,12 +175,12 @@ def test_without_shortage_every_policy_finds_all_that_came_before(eviction: str)
 # --- a trace that is known -----------------------------------------------------------------------
 
 
-def mooncake(chain: PrefixChain, *, whole: bool) -> list[ClusterRequest]:
-    """The first 6000 requests; `whole`: as if the last, partial block of a prompt were whole, and
+def mooncake(chain: PrefixChain, *, whole: bool, rows: int = 6000) -> list[ClusterRequest]:
+    """The first requests; `whole`: as if the last, partial block of a prompt were whole, and
     one more token asked."""
     path = real_trace("mooncake_conversation_6000.jsonl")
     requests = []
-    for number, line in enumerate(path.read_text().splitlines()):
+    for number, line in enumerate(path.read_text().splitlines()[:rows]):
         row: dict[str, Any] = json.loads(line)
         hashes, tokens = row["hash_ids"], row["input_length"]
         if whole:
@@ -206,7 +206,7 @@ def test_unlimited_hbm_finds_what_the_benchmark_finds_in_the_mooncake_trace() ->
 
 def test_lru_finds_in_the_mooncake_trace_what_it_finds_block_by_block() -> None:
     chain = PrefixChain()
-    requests = mooncake(chain, whole=False)[:3000]
+    requests = mooncake(chain, whole=False, rows=1500)
     for blocks in (1000, 5000):
         cluster, found = ran(one_instance(blocks, 512), requests, chain)
         plain = PlainLru(chain, blocks, 512)

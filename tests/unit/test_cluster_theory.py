@@ -14,6 +14,7 @@ from kv_cache.sim.cluster.outcome import ClusterOutcome, Requests
 from tests.cluster import Plain, scenario_of, serve
 
 MS = 1e6
+REQUESTS = 30_000
 FREE: Plain = {"prefill_tokens_per_s": 1e12}
 """Prompts of a token that take no time, so that an answer of N tokens is a service of N - 1."""
 
@@ -51,7 +52,7 @@ def test_one_sequence_at_a_time_is_m_m_1_and_lindleys_recursion_to_the_nanosecon
     """Answers of 1000 tokens in the mean, geometric, are exponential services of 1 s; load 0.5."""
     work = {"rate_per_s": 0.5, "output_tokens": (1000, 1000), "output_law": "exponential"}
     gpu = FREE | {"decode_tokens_per_s": 1000.0}
-    rows = by_number(run(work, gpu, 1, requests=60_000).requests)
+    rows = by_number(run(work, gpu, 1, requests=REQUESTS).requests)
     end = 0
     for arrival, ended, tokens in rows:
         end = max(end, arrival) + (tokens - 1) * 1_000_000
@@ -84,7 +85,7 @@ def test_sequences_that_do_not_share_a_step_are_the_servers_of_m_m_c() -> None:
     """4 of them, answers of 1000 steps in the mean, load 0.6. A step that is under way delays who
     comes by half a step in the mean."""
     work = {"rate_per_s": 2.4, "output_tokens": (1000, 1000), "output_law": "exponential"}
-    rows = by_number(run(work, MEMORY_BOUND, 4, requests=40_000).requests)
+    rows = by_number(run(work, MEMORY_BOUND, 4, requests=REQUESTS).requests)
     service = mean([tokens * STEP_MS * MS for _, _, tokens in rows])
     free = [0.0] * 4
     for arrival, ended, tokens in rows:
@@ -123,7 +124,7 @@ def test_a_rate_that_sequences_share_is_processor_sharing(law: str) -> None:
     """M/G/1-PS: the mean time is E[S] / (1 - load) whatever the law of S; load 0.5."""
     work = {"rate_per_s": 1.0, "output_tokens": (500, 500), "output_law": law}
     gpu = FREE | {"decode_tokens_per_s": 1000.0}
-    rows = by_number(run(work, gpu, 2000, requests=40_000).requests)
+    rows = by_number(run(work, gpu, 2000, requests=REQUESTS).requests)
     service = mean([(tokens - 1) * MS for _, _, tokens in rows])
     times = mean([float(ended - arrival) for arrival, ended, _ in rows])
     assert times == pytest.approx(service / (1 - rate(rows) * service), rel=0.01)
@@ -137,7 +138,7 @@ def test_users_who_think_and_one_server_are_the_closed_network_of_mean_value_ana
         "output_law": "exponential",
     }  # fmt: skip
     gpu = FREE | {"decode_tokens_per_s": 1000.0}
-    outcome = run(work, gpu, 1, requests=60_000)
+    outcome = run(work, gpu, 1, requests=REQUESTS)
     rows = by_number(outcome.requests)
     service = mean([(tokens - 1) * MS for _, _, tokens in rows])
     queue = response = 0.0
