@@ -4,6 +4,7 @@ Begun before the first byte and ended after the last, with a look at the edges o
 window. It judges nothing: `metrics/passport` does, from what is in the result.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.clock import Instants, MonotonicClock, kernel_ns
 from kv_cache.bench.counters import Counters, device_of, read_counters
 from kv_cache.bench.probes import cpu_users, foreign, interposed, throttles
 from kv_cache.bench.probes.counter_watch import CounterWatch
@@ -29,7 +30,7 @@ from kv_cache.config.passport import PassportConfig
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import NS_PER_S, PAGE_BYTES
+from kv_cache.core.units import PAGE_BYTES, ns_to_s
 from kv_cache.metrics.gaps import find_gaps, gap_rows
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import aligned_bytes
@@ -75,7 +76,7 @@ class Witness:
     def begin(self) -> None:
         self._interposed = interposed.look(self._directories[0]) if self._directories else {}
         self._throttles = throttles.read_throttles()
-        self._began = (time.time(), self._clock.now_ns())
+        self._began = self._instants()
         self._canary.start()
         self._still.start()
         self._before = self._counters()
@@ -87,6 +88,9 @@ class Witness:
         self._kin = self._kin_then = foreign.snapshot_of(self._siblings)
         self._own = self._own_before = (0, 0)
         self._cpu_users: CpuUsers | None = None
+
+    def _instants(self) -> Instants:
+        return Instants(time.time(), self._clock.now_ns(), kernel_ns())
 
     def _counters(self) -> Counters:
         return read_counters(self._devices, self._stack.disks)
@@ -138,7 +142,7 @@ class Witness:
             time.sleep(_SETTLE_STEP_S)
             self._after = self._counters()
         self._settled_s = time.monotonic() - began
-        self._ended = (time.time(), self._clock.now_ns())
+        self._ended = self._instants()
         limits = throttles.between(self._throttles, throttles.read_throttles())
         ours = [limit for limit in limits["io_limits"] if self._is_of_ours(limit)]
         self._limits = {**limits, "io_limits": ours}
@@ -194,15 +198,21 @@ class Witness:
     def evidence(self) -> dict[str, Any]:
         """Return the sections that only the machine can fill."""
         link = _link(self._config, self._devices if self._accounted else ())
-        wall_s, monotonic_ns = (
-            later - sooner for later, sooner in zip(self._ended, self._began, strict=True)
-        )
+        began, ended = self._began, self._ended
+        known = began.kernel_ns is not None and ended.kernel_ns is not None
         return {
             "page_cache": self.page_cache.section(),
             "interposed": dict(self._interposed),
             "throttles": self._limits,
             "foreign": self._foreign(),
-            "clock": {"wall_s": wall_s, "monotonic_s": monotonic_ns / NS_PER_S},
+            "clock": {
+                "wall_s": ended.wall_s - began.wall_s,
+                "monotonic_s": ns_to_s(ended.monotonic_ns - began.monotonic_ns),
+                "kernel_s": ns_to_s((ended.kernel_ns or 0) - (began.kernel_ns or 0))
+                if known
+                else None,
+                "cores": os.sysconf("SC_NPROCESSORS_ONLN"),
+            },
             "payload": dict(self._payload),
             "link": {"bytes_per_second": link[0], "source": link[1]},
             "lag": in_ms(self._lags),

@@ -33,7 +33,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     most_duplicate_share: float = 0.01
     most_zero_share: float = 0.01
     most_read_amplification: float = 0.0  # 0 = only shown
-    most_unfinished_share: float = 0.5
+    most_unfinished_share: float = 0.1
     most_rejected_share: float = 0.01
     least_ceiling_ratio: float = 1.5
     client_bound_ratio: float = 1.1

@@ -7,6 +7,8 @@ from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, Status, invalid, nothing, suspect, unknown, well
 from kv_cache.metrics.rules.readings import SHORT_WINDOW_S, percent
 
+_ASKED_SHARE = 0.95  # of the requested rate
+_ENOUGH_FOR_P99 = 1000  # values of which ten lie beyond p99
 _FEW_UNFINISHED = 0.1  # of the requests, where an open load is kept up with
 
 
@@ -80,22 +82,42 @@ def keeps_its_schedule(e: Evidence, t: Thresholds) -> bool:
 
 
 def schedule(e: Evidence, t: Thresholds) -> Iterator[Look]:
-    lag, target = e.number("client.schedule_lag_p99_ms"), e.number("client.shortest_target_ms")
-    if lag is None:
+    """Whether requests were asked when they were meant to be: by the lag at a percentile beside the
+    response at it, or the shortest target if that is longer."""
+    lags = {p: e.number(f"client.schedule_lag_{p}_ms") for p in ("p50", "p99")}
+    if lags["p99"] is None:
         yield nothing("nothing is asked by a schedule (closed loop)")
-    elif not target:
-        yield unknown("there is no SLO that the lag could be compared with")
+        return
+    rate, requested = e.numbers("completeness", "asked_per_s", "requested_per_s")
+    if rate is not None and requested and rate < _ASKED_SHARE * requested:
+        yield suspect(
+            f"asked {rate:.3g}/s of {requested:.3g}/s: users were waiting for their answers, and "
+            "times count from when they should have asked; lower the rate, or take more users or "
+            "an open loop"
+        )
+        return
+    few = (e.number("completeness.completed") or 0) < _ENOUGH_FOR_P99 and lags["p50"] is not None
+    target, looks = e.number("client.shortest_target_ms") or 0.0, []
+    for name, lag in lags.items():
+        if lag is None or (few and name == "p99"):
+            continue
+        limit = t.most_schedule_lag_share * max(
+            target, e.number(f"client.response_{name}_ms") or 0.0
+        )
+        looks.append((lag / limit if limit else inf, name, lag, limit))
+    if not looks or not max(looks)[3]:
+        yield unknown("there is nothing that the lag behind the schedule could be compared with")
+        return
+    worst, name, lag, limit = max(looks)
+    fact = f"{name} of the lag behind the schedule is {lag:.2f} ms"
+    if worst > 1:
+        yield suspect(
+            f"{fact}, above {limit:.2f} ms ({percent(t.most_schedule_lag_share)} of the response "
+            "there, or of the shortest target): the benchmark asked too late; lower the rate or "
+            "use more cores"
+        )
     else:
-        fact = f"p99 of the lag behind the schedule is {lag:.2f} ms"
-        limit = t.most_schedule_lag_share * target
-        if lag > limit:
-            yield suspect(
-                f"{fact}, above {limit:.2f} ms ({percent(t.most_schedule_lag_share)} of the "
-                f"shortest target, {target:g} ms): the benchmark asked too late; lower the rate or "
-                "use more cores"
-            )
-        else:
-            yield well(f"{fact}, at most {limit:.2f} ms is wanted")
+        yield well(f"{fact}, at most {limit:.2f} ms is wanted")
 
 
 def harness_lag(e: Evidence, t: Thresholds) -> Iterator[Look]:
