@@ -26,6 +26,10 @@ class CompareOptions:
         metavar="PATH", required=True,
     )  # fmt: skip
     json: str | None = opt(None, "Also write the comparison there", flag="--json", metavar="PATH")
+    fail_on: str | None = opt(
+        None, "Exit with 4 where a number differs to the worse", choices=("worse",),
+        flag="--fail-on",
+    )  # fmt: skip
 
 
 def compare(options: CompareOptions) -> Comparison:

@@ -357,7 +357,9 @@ class Drive:
             del self._living[request.request_id]
             self._recorder.request(record)
             self._record_sink(record)
-            self._intake.finish(request, self._clock.now_ns())
+            # By when the answer was there: what this thread did since is no time of the user's.
+            ended_ns = record.finished_ns
+            self._intake.finish(request, self._clock.now_ns() if ended_ns is None else ended_ns)
             if self._intake.finished:
                 self._world.rest()
             self._next_arrivals(request)

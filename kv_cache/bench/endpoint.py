@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any, Self
@@ -21,7 +22,8 @@ from kv_cache.metrics.exposition import CONTENT_TYPE
 PATH = "/metrics"
 FRESH_S = 0.25  # so long a text is served again
 _PATIENCE_S = 5.0  # with a client that does not go on
-_AT_MOST = 16  # clients at once; more are sent away
+_AT_MOST = 64  # clients at once; for another the oldest goes, if it is slow
+_SLOW_S = 1.0  # an answer takes some ms
 
 Text = Callable[[], str]
 
@@ -79,11 +81,13 @@ class Endpoint:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
     text: Callable[[], bytes]
 
     def __init__(self, family: socket.AddressFamily, address: Any) -> None:
         self.address_family = family
-        self._places = threading.BoundedSemaphore(_AT_MOST)
+        self._clients: dict[Any, float] = {}  # when each came, the oldest first
+        self._clients_lock = threading.Lock()
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -91,16 +95,32 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = "kv-cache", self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if self._has_place():
+            with self._clients_lock:
+                self._clients[request] = time.monotonic()
+            super().process_request(request, client_address)
+        else:
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
+
+    def _has_place(self) -> bool:
+        """Whoever sends or reads a byte at a time keeps nobody out."""
+        with self._clients_lock:
+            if len(self._clients) < _AT_MOST:
+                return True
+            oldest, came = next(iter(self._clients.items()))
+            if time.monotonic() - came < _SLOW_S:
+                return False
+            del self._clients[oldest]
+        with suppress(OSError):  # it has just ended
+            oldest.shutdown(socket.SHUT_RDWR)
+        return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            with self._clients_lock:
+                self._clients.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a client of the metrics went away", exc_info=True)

@@ -1,9 +1,12 @@
-"""Which calls of stores are in flight, and when storage last ended one.
+"""Which calls of stores are in flight, when storage last ended one, and how many bytes its calls
+have moved.
 
 Threads report to it by a few plain assignments, as it is on the data path; nothing here takes a
 lock or looks at a device.
 """
 
+from collections import Counter
+from threading import get_ident
 from typing import Protocol
 
 from kv_cache.core.effect import Leg
@@ -32,6 +35,7 @@ class StoreCalls:
         self._calls: set[Call] = set()
         self._ended_ns = 0
         self._silences: list[Silence] = []
+        self._moved: dict[int, Counter[OpKind]] = {}  # by thread: no two add to one
 
     def enter(self, call: Call) -> None:
         self._calls.add(call)
@@ -46,6 +50,19 @@ class StoreCalls:
         if now_ns - before_ns >= LEAST_NS:
             oldest_ns = min([began_ns, *self._begun()])
             self._silences.append(Silence(max(before_ns, oldest_ns), now_ns))
+
+    def moved(self, kind: OpKind, nbytes: int) -> None:
+        """A call of storage has moved bytes."""
+        thread = get_ident()
+        mine = self._moved.get(thread)
+        if mine is None:
+            mine = self._moved[thread] = Counter()
+        mine[kind] += nbytes
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """Return the bytes (read, written) of all calls of storage that have ended."""
+        rows = list(self._moved.values())
+        return sum(row[OpKind.READ] for row in rows), sum(row[OpKind.WRITE] for row in rows)
 
     def silences(self, now_ns: int) -> list[Silence]:
         """Return all silences of at least `LEAST_NS`, also the current one."""

@@ -89,6 +89,7 @@ class _LegTimer:
             self._chunks.append(IoChunk(self._last_ns, nbytes))
         if self.on_storage:
             self._pulse.ended(began_ns, self._last_ns)
+            self._pulse.moved(self.kind, nbytes)
 
     def end_of_names(self) -> None:
         """A call ended that finds, makes or closes a file: memory does that while a device hangs,

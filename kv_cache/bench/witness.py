@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.clock import Instants, MonotonicClock, kernel_ns
 from kv_cache.bench.counters import Counters, device_of, read_counters
-from kv_cache.bench.probes import foreign, interposed, throttles
+from kv_cache.bench.probes import cpu_users, foreign, interposed, throttles
 from kv_cache.bench.probes.counter_watch import CounterWatch
+from kv_cache.bench.probes.cpu_users import CpuUsers
 from kv_cache.bench.probes.lag import LagCanary, in_ms
 from kv_cache.bench.probes.link import link_of
 from kv_cache.bench.probes.network import is_here
@@ -28,7 +30,7 @@ from kv_cache.config.passport import PassportConfig
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import NS_PER_S, PAGE_BYTES
+from kv_cache.core.units import PAGE_BYTES, ns_to_s
 from kv_cache.metrics.gaps import find_gaps, gap_rows
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import aligned_bytes
@@ -74,7 +76,7 @@ class Witness:
     def begin(self) -> None:
         self._interposed = interposed.look(self._directories[0]) if self._directories else {}
         self._throttles = throttles.read_throttles()
-        self._began = (time.time(), self._clock.now_ns())
+        self._began = self._instants()
         self._canary.start()
         self._still.start()
         self._before = self._counters()
@@ -84,23 +86,34 @@ class Witness:
         self._neighbours: list[Any] = []
         self._around = self._others()
         self._kin = self._kin_then = foreign.snapshot_of(self._siblings)
+        self._own = self._own_before = (0, 0)
+        self._cpu_users: CpuUsers | None = None
+
+    def _instants(self) -> Instants:
+        return Instants(time.time(), self._clock.now_ns(), kernel_ns())
 
     def _counters(self) -> Counters:
         return read_counters(self._devices, self._stack.disks)
 
     def _others(self) -> foreign.Snapshot:
-        return foreign.snapshot(excluded={os.getpid(), *self._siblings})
+        return foreign.snapshot(excluded={*foreign.our_pids(), *self._siblings})
 
     def open_window(self) -> None:
         self._around = self._others()
+        self._cpu_before = cpu_users.snapshot()
         self._kin = foreign.snapshot_of(self._siblings)
         self._canary.mark()
+        self._own_before = self._pulse.bytes_moved()
         self._opened = self._counters()
 
     def close_window(self) -> None:
         self._closed = self._counters()
+        self._own = _less(self._pulse.bytes_moved(), self._own_before)
         self._lags = self._canary.mark()
         self._kin_then = foreign.snapshot_of(self._siblings)
+        self._cpu_users = cpu_users.between(
+            self._cpu_before, cpu_users.snapshot(), ours=foreign.our_pids(), siblings=self._siblings
+        )
         moved = foreign.culprits(self._around, self._others())
         self._neighbours = [process for process in moved if self._can_be(process)]
 
@@ -108,7 +121,10 @@ class Witness:
         """Whether it can have moved so much on our devices in the window: the kernel gives a
         process the bytes of its children's whole lives when they end."""
         window = self._closed - self._opened
-        most = (window.device_read_bytes, window.device_write_bytes)
+        most = (
+            _larger(window.device_read_bytes, window.foot_read_bytes),
+            _larger(window.device_write_bytes, window.foot_write_bytes),
+        )
         moved = (process.read_bytes, process.write_bytes)
         return all(n is None or m is None or n <= m for n, m in zip(moved, most, strict=True))
 
@@ -126,7 +142,7 @@ class Witness:
             time.sleep(_SETTLE_STEP_S)
             self._after = self._counters()
         self._settled_s = time.monotonic() - began
-        self._ended = (time.time(), self._clock.now_ns())
+        self._ended = self._instants()
         limits = throttles.between(self._throttles, throttles.read_throttles())
         ours = [limit for limit in limits["io_limits"] if self._is_of_ours(limit)]
         self._limits = {**limits, "io_limits": ours}
@@ -181,20 +197,26 @@ class Witness:
 
     def evidence(self) -> dict[str, Any]:
         """Return the sections that only the machine can fill."""
-        window = self._closed - self._opened
         link = _link(self._config, self._devices if self._accounted else ())
-        wall_s, monotonic_ns = (
-            later - sooner for later, sooner in zip(self._ended, self._began, strict=True)
-        )
+        began, ended = self._began, self._ended
+        known = began.kernel_ns is not None and ended.kernel_ns is not None
         return {
             "page_cache": self.page_cache.section(),
             "interposed": dict(self._interposed),
             "throttles": self._limits,
-            "foreign": self._foreign(window),
-            "clock": {"wall_s": wall_s, "monotonic_s": monotonic_ns / NS_PER_S},
+            "foreign": self._foreign(),
+            "clock": {
+                "wall_s": ended.wall_s - began.wall_s,
+                "monotonic_s": ns_to_s(ended.monotonic_ns - began.monotonic_ns),
+                "kernel_s": ns_to_s((ended.kernel_ns or 0) - (began.kernel_ns or 0))
+                if known
+                else None,
+                "cores": os.sysconf("SC_NPROCESSORS_ONLN"),
+            },
             "payload": dict(self._payload),
             "link": {"bytes_per_second": link[0], "source": link[1]},
             "lag": in_ms(self._lags),
+            "cpu_users": to_builtins(self._cpu_users),
             "settle_s": self._settled_s,
             "server_here": self._server_here,
             "accounted": self._accounted,
@@ -202,21 +224,20 @@ class Witness:
             "cores": throttles.usable_cores(),
         }
 
-    def _foreign(self, window: Counters) -> dict[str, Any]:
-        moved = foreign.moved(self._kin, self._kin_then)
-        section = foreign.section(_foreign(window, moved or (0, 0)), self._neighbours)
+    def _foreign(self) -> dict[str, Any]:
+        section = foreign.section(self._own, self._neighbours)
         if not self._siblings:
             return section
+        moved = foreign.moved(self._kin, self._kin_then)
         return {**section, "siblings": foreign.siblings_row(self._siblings, moved)}
 
 
-def _foreign(window: Counters, siblings: tuple[int, int]) -> tuple[int | None, int | None]:
-    """`siblings` have (read, written) so much, which counts as ours."""
-    moved_here = (window.process_read_bytes, window.process_write_bytes)
-    read, written = (
-        None if n is None else n + more for n, more in zip(moved_here, siblings, strict=True)
-    )
-    return foreign.foreign(window.device_read_bytes, window.device_write_bytes, read, written)
+def _less(later: tuple[int, int], sooner: tuple[int, int]) -> tuple[int, int]:
+    return later[0] - sooner[0], later[1] - sooner[1]
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else max(one, other)
 
 
 def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None, str | None]:

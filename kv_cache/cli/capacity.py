@@ -6,7 +6,7 @@ from kv_cache.app.capacity import CapacityOptions, capacity, configured, planned
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.beginning import begin
 from kv_cache.cli.command import Command
-from kv_cache.cli.printing import print_result
+from kv_cache.cli.printing import gated, print_result, reason_to_fail
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.core.exits import Exit
 from kv_cache.view.terminal import terminal
@@ -49,4 +49,4 @@ def main(argv: Sequence[str]) -> int:
         progress = TerminalProgress(config.output.progress)
         result = capacity(options, config, notes=notes, stop=caught, progress=progress)
     print_result(result)
-    return result.end
+    return gated(result.end, reason_to_fail(result, config.output.fail_on))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from kv_cache.app.compare import CompareOptions, compare
 from kv_cache.cli.command import Command
 from kv_cache.core.exits import Exit
+from kv_cache.result.comparison import Finding
 from kv_cache.view.comparison import comparison_view
 from kv_cache.view.terminal import terminal
 
@@ -23,7 +24,8 @@ COMMAND = Command(
       kv-cache.py compare old-drive.json new-drive.json
       kv-cache.py compare runs/20261121-101500 runs/20261121-103000 --json comparison.json
 
-    exit code: 0 compared, whatever the answer; 2 bad input, or results that are not comparable
+    exit code: 0 compared, whatever the answer; 2 bad input, or results that are not comparable;
+    4 with --fail-on worse where a number of one is worse than the first's
     """,
 )
 
@@ -35,4 +37,7 @@ def main(argv: Sequence[str]) -> int:
     print(terminal(comparison_view(comparison.inputs)))
     if options.json is not None:
         print(f"\njson  {options.json}")
-    return Exit.DONE
+    worse = options.fail_on is not None and any(
+        row.finding is Finding.DIFFERS and row.better is False for row in comparison.rows
+    )
+    return Exit.GATE if worse else Exit.DONE

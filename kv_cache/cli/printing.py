@@ -1,15 +1,20 @@
 """What a finished command prints: the result as a view, or as one document for programs."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json, printable
 from kv_cache.files.keep import Kept
 from kv_cache.files.result import Result
 from kv_cache.files.validation import validated_line
 from kv_cache.result import trials
 from kv_cache.result.brief import brief, brief_of_ranks, brief_of_trials
+from kv_cache.result.chain import fingerprint
+from kv_cache.result.gate import broken
 from kv_cache.result.published import RANKS
+from kv_cache.result.run import SECTION
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
 
@@ -50,6 +55,8 @@ def print_result(result: Result) -> None:
     if result.kept is not None:
         name = "trials" if result.schema == trials.SCHEMA else "result"
         print(f"{name}  {result.kept.shown}")
+    if (seal := fingerprint(result.document)) is not None:
+        print(f"fingerprint  {seal}")
     for recording in result.recordings:
         print(f"trace   {recording['path']} ({recording['rows']} {recording['what']})")
     for what in _BESIDE:
@@ -66,6 +73,21 @@ def print_study(result: Result, *more: str) -> None:
         print()
         print("\n".join(lines))
     print_unwritten(result.kept)
+
+
+def reason_to_fail(result: Result, level: str | None) -> list[str]:
+    """Return why a result does not hold what `--fail-on` demands, if so."""
+    why = broken(result.document.get(SECTION, {}), level)
+    return [] if why is None else [f"kv-cache: --fail-on {level}: {why}"]
+
+
+def gated(end: Exit, reasons: Sequence[str]) -> Exit:
+    """Return the exit code of a command that ended so, and say why where a reason makes it
+    another."""
+    if end is not Exit.DONE or not reasons:
+        return end
+    print(reasons[0], file=sys.stderr)
+    return Exit.GATE
 
 
 def summary(result: Result, of_trials: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:

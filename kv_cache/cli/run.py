@@ -14,7 +14,7 @@ from kv_cache.app.run import run
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.beginning import dry_run, loaded
 from kv_cache.cli.flags import parse
-from kv_cache.cli.printing import print_json, print_result, summary
+from kv_cache.cli.printing import gated, print_json, print_result, reason_to_fail, summary
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.root import Config
 from kv_cache.core.errors import UsageError
@@ -61,25 +61,26 @@ def measure(config: Config, start: Start, notes: Sequence[str] = ()) -> int:
     """Run, print each result as soon as it is written, and choose the exit code. Raises
     UsageError."""
     trials: list[Mapping[str, Any]] = []
+    reasons: list[str] = []
 
     def show(result: Result) -> None:
         if start.seat is not None:  # all ranks print one summary
             assert result.kept is not None
             where = ", ".join([result.kept.shown, *result.files.values()])
             log.debug("%s wrote %s", start.rank, where)
-        elif not config.output.json:
+            return
+        reasons.extend(reason_to_fail(result, config.output.fail_on))
+        if not config.output.json:
             print_result(result)
         elif config.run.trials > 1 and result.schema != TRIALS:
             trials.append(summary(result))
         else:
             print_json(summary(result, trials))
 
-    with interrupts() as caught:
-        progress = TerminalProgress(config.output.progress)
-        result = run(
-            config, start=start, notes=notes, stop=caught, progress=progress, on_result=show
-        )
-    return result.end
+    progress = TerminalProgress(config.output.progress)
+    with interrupts() as stop:
+        result = run(config, start=start, notes=notes, stop=stop, progress=progress, on_result=show)
+    return gated(result.end, reasons)
 
 
 # --- several ranks ---------------------------------------------------------------------------
@@ -96,7 +97,8 @@ def _coordinate(coordinator: Coordinator) -> int:
 
     with interrupts() as caught:
         progress = TerminalProgress(config.output.progress)
-        return coordinator.run(caught, progress, show, refuse).end
+        result = coordinator.run(caught, progress, show, refuse)
+    return gated(result.end, reason_to_fail(result, config.output.fail_on))
 
 
 def _run_seated(config: Config, notes: Sequence[str], seat: Seat) -> int:

@@ -158,7 +158,7 @@ def _one_model(
             process=config.arrival.process,
             cv=config.arrival.cv,
         )
-        source = Paced(source, pace, seed)
+        source = Paced(source, pace, seed, from_slots=not config.replays)
     if salt:
         source = Renamed(source, salt)
     if config.mode is not RunMode.DECODE_ONLY:

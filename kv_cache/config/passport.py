@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from msgspec.structs import fields
-
 from kv_cache.config.schema import opt
 from kv_cache.core.units import MIB
 from kv_cache.metrics.evidence import Thresholds
@@ -68,8 +66,8 @@ class PassportConfig:
         low=0, high=1e9,
     )  # fmt: skip
     most_unfinished_share: float = opt(
-        _T.most_unfinished_share, "V12: requests that the end of the window may cut off", low=0,
-        high=1,
+        _T.most_unfinished_share, "V12: share of what is asked by which a backlog may grow",
+        low=0, high=1,
     )  # fmt: skip
     most_rejected_share: float = opt(
         _T.most_rejected_share, "V12: requests that a full queue may reject", low=0, high=1
@@ -141,12 +139,14 @@ class PassportConfig:
         high=1,
     )  # fmt: skip
     most_harness_lag_share: float = opt(
-        _T.most_harness_lag_share, "V25: p99 of the harness's lag over p50 of storage reads", low=0,
-        high=1000,
+        _T.most_harness_lag_share,
+        "V25: p99 of the harness's lag over p99 of storage reads or writes",
+        low=0, high=1000,
     )  # fmt: skip
     most_median_lag_share: float = opt(
-        _T.most_median_lag_share, "V25: p50 of the harness's lag over p50 of storage reads", low=0,
-        high=1000,
+        _T.most_median_lag_share,
+        "V25: p50 of the harness's lag over p50 of storage reads or writes",
+        low=0, high=1000,
     )  # fmt: skip
 
     most_gap_share: float = opt(
@@ -166,6 +166,11 @@ class PassportConfig:
     )  # fmt: skip
 
     def thresholds(self) -> Thresholds:
-        same = {f.name for f in fields(Thresholds)} - {"enough_bytes"}
-        values = {name: getattr(self, name) for name in same}
+        values = {name: getattr(self, name) for name in THRESHOLDS if name != "enough_mib"}
         return Thresholds(enough_bytes=round(self.enough_mib * MIB), **values)
+
+
+THRESHOLDS = tuple(
+    "enough_mib" if name == "enough_bytes" else name for name in Thresholds.__struct_fields__
+)
+"""The options of this section at which a rule changes its mind."""

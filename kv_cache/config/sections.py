@@ -470,6 +470,10 @@ class OutputConfig:
         read_when="output.metrics_port",
     )  # fmt: skip
     json: bool = opt(False, "Print the summary as one JSON document instead of text", flag="--json")
+    fail_on: str | None = opt(
+        None, "Exit with 4 where the verdict is invalid; or suspect too; or where an SLO was "
+        "missed too, or the capacity is 0", choices=("invalid", "suspect", "slo"), flag="--fail-on",
+    )  # fmt: skip
     fio_export: str | None = opt(
         None, "Write a fio job file that does the same storage I/O", flag="--fio-export",
         metavar="PATH", read_when="!run.virtual_time",

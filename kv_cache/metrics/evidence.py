@@ -33,7 +33,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     most_duplicate_share: float = 0.01
     most_zero_share: float = 0.01
     most_read_amplification: float = 0.0  # 0 = only shown
-    most_unfinished_share: float = 0.5
+    most_unfinished_share: float = 0.1
     most_rejected_share: float = 0.01
     least_ceiling_ratio: float = 1.5
     client_bound_ratio: float = 1.1
@@ -52,7 +52,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     most_unverified_share: float = 0.01
     most_foreign_share: float = 0.1
     most_throttled_share: float = 0.05
-    most_harness_lag_share: float = 1.0
+    most_harness_lag_share: float = 0.25
     most_median_lag_share: float = 0.1
     most_gap_share: float = 0.02
     measurement: bool = True  # false: declared to be a test

@@ -93,6 +93,7 @@ def _verdict(passport: Json) -> dict[str, Any]:
     return {
         "verdict": passport["verdict"],
         "reasons": list(passport["reasons"]),
+        "changed_thresholds": passport.get("changed_thresholds", {}),
         "rules": dict(Counter(rule["status"] for rule in passport["rules"])),
     }
 

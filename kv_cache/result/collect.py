@@ -265,5 +265,6 @@ def _evidence(outcome: RunOutcome) -> EvidenceFacts:
             "cores": witness.get("cores"),
             "ceiling": None if outcome.ceiling is None else plain(dict(outcome.ceiling)),
             **(witness.get("lag") or {}),
+            **(witness.get("cpu_users") or {}),
         },
     )

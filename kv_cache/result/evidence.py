@@ -12,6 +12,7 @@ from kv_cache.core.kinds import OpKind, Phase, Qos
 from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.passport import judge
+from kv_cache.metrics.rules.readings import CACHED_ENGINES
 from kv_cache.metrics.slo import parse_slos
 from kv_cache.metrics.steady import WindowSample, trends
 from kv_cache.metrics.summary import NETWORK, call_ms, per_second, ratio
@@ -54,7 +55,7 @@ def gather(run: CountedRun) -> dict[str, Any]:
         "throttles": facts.throttles,
         "foreign": _foreign(run),
         "client": {**facts.client, **_client(run)},
-        "clock": facts.clock,
+        "clock": None if facts.clock is None else {**facts.clock, **_counted_time(run)},
         "gaps": _gaps(run),
         "sample": _sample(run),
     }
@@ -121,25 +122,61 @@ def _completeness(run: CountedRun) -> dict[str, Any]:
         "rejected": requests.rejected,
         "unfinished": requests.unfinished,
         "submitted": requests.submitted,
+        **_asked(run),
+        "oldest_operation_ms": _oldest_ms(run),
         "failed_operations": sum(row.count for row in failures),
         "storage_failed_operations": sum(row.count for row in failures if row.tier == "storage"),
         "records_error": facts.records_error,
     }
 
 
+def _asked(run: CountedRun) -> dict[str, Any]:
+    """Return how many requests were asked in the window and at what rate they were to be, and of a
+    schedule by how much the number that wait for their answers grew."""
+    windows = measured_windows(run)
+    arrived = sum(window.submitted for window in windows)
+    waiting = [window.queued + window.in_flight for window in windows]
+    return {
+        "asked": arrived,
+        "asked_per_s": per_second(arrived, run.window_s),
+        "requested_per_s": run.workload.request_rate_per_s
+        if run.workload.loop == "closed"
+        else None,
+        "backlog_growth": max(0, waiting[-1] - waiting[0]) if waiting and _scheduled(run) else None,
+    }
+
+
+def _scheduled(run: CountedRun) -> bool:
+    return run.config.has_schedule(sessions=run.workload.source == "sessions")
+
+
+def _oldest_ms(run: CountedRun) -> float | None:
+    """Return the age of the oldest storage operation that was in flight as the window closed."""
+    rows = (row for kind in KINDS for row in run.ledger.window("storage", kind))
+    going = (row.histogram_total.in_flight for row in rows)
+    ages = [ages.highest for ages in going if ages is not None and ages.highest is not None]
+    return ns_to_ms(max(ages)) if ages else None
+
+
 def _verification(run: CountedRun) -> dict[str, Any]:
     """Return what was verified. For storage only whole loads count: those that the end of the run
     cut off were delivered to no request."""
     verified = run.facts.verification
-    loads = run.ledger.where(lambda row: row.tier == "storage" and row.operation is OpKind.READ)
     return {
         "mode": run.config.io.verify if run.measured else "none",
         "objects": verified.objects,
         "bytes": verified.bytes,
         "errors": sum(row.count for row in run.facts.failed_operations if row.reason == MISMATCH),
         "storage_bytes": _facts(run).verification.storage_bytes,
-        "storage_read_bytes": times(loads, "bytes").total,
+        "storage_read_bytes": _loaded_bytes(run),
     }
+
+
+def _loaded_bytes(run: CountedRun) -> int:
+    """Return the bytes of whole loads from storage. A load that the end of the run cut off has
+    moved bytes, and is in no count of objects."""
+    loads = run.ledger.where(lambda row: row.tier == "storage" and row.operation is OpKind.READ)
+    return times(loads, "bytes").total
 
 
 def _ledger(run: CountedRun, facts: LedgerFacts) -> dict[str, Any]:
@@ -203,10 +240,12 @@ def _amplification(run: CountedRun) -> dict[str, Any]:
     read, written = (run.ledger.all_bytes("storage", kind) for kind in KINDS)
     facts = _facts(run).amplification
     everything = total_bytes(run.ledger.where(lambda row: row.operation is not OpKind.DELETE))
+    loaded = _loaded_bytes(run)
     return {
         "storage_read_bytes": read,
+        "loaded_bytes": loaded,
         "unique_read_bytes": facts.unique_read_bytes,
-        "read_amplification": ratio(read, facts.unique_read_bytes),
+        "read_amplification": ratio(loaded, facts.unique_read_bytes),
         "storage_written_bytes": written,
         "stored_bytes": facts.stored_bytes,
         "write_amplification": ratio(written, facts.stored_bytes),
@@ -219,9 +258,57 @@ def _foreign(run: CountedRun) -> dict[str, Any] | None:
     """Return what others moved; and how many ranks are among them and us, where there are
     several."""
     foreign, ranks = _facts(run).foreign, run.facts.rank.on_machine or 1
-    if foreign is None or ranks == 1 or _knows_all(foreign.get("siblings"), ranks):
+    if foreign is None:
+        return None
+    if "own_read_bytes" in foreign:
+        foreign = {**foreign, **_less_ours(run, foreign)}
+    if ranks == 1 or _knows_all(foreign.get("siblings"), ranks):
         return foreign
     return {**foreign, "ranks_here": ranks}
+
+
+def _less_ours(run: CountedRun, foreign: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what devices counted in the window less what was ours.
+
+    The disks at the feet of the stack count their other partitions and volumes too. Where their
+    bytes are not those of the directories (mirrors, parity, copies on write), or they do not count,
+    the devices of the file systems stand in for them."""
+    window, stack = run.kernel("window"), _facts(run).stack or {}
+    feet = None if stack.get("not_compared") else window.get("foot_read_bytes")
+    names = [str(foot.get("name")) for foot in stack.get("feet") or [] if isinstance(foot, Mapping)]
+    counted = window.get("device") if feet is None else "+".join(dict.fromkeys(names))
+    prefix = "device" if feet is None else "foot"
+    theirs = {
+        f"{kind.value}_bytes": _beyond(
+            number(window, f"{prefix}_{kind.value}_bytes"), _ours(run, foreign, kind)
+        )
+        for kind in KINDS
+    }
+    return {**theirs, "counted": counted}
+
+
+def _count(value: Any) -> int | None:
+    """Return a count of bytes out of a file that anybody may have written."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _beyond(counted: float | None, ours: float | None) -> float | None:
+    return None if counted is None or ours is None else max(0, counted - ours)
+
+
+def _ours(run: CountedRun, foreign: Mapping[str, Any], kind: OpKind) -> float | None:
+    """Return the bytes of our calls that ended in the window, those of other ranks on this machine,
+    and of files beside the result. What went through the page cache is the process's by the
+    kernel's count, read-ahead included."""
+    ours: float | None = _count(foreign.get(f"own_{kind.value}_bytes"))
+    if any(row.engine in CACHED_ENGINES for row in run.ledger.window("storage", kind)):
+        process = number(run.kernel("window"), f"process_{kind.value}_bytes")
+        ours = None if ours is None or process is None else max(ours, process)
+    siblings = foreign.get("siblings")
+    if isinstance(siblings, Mapping):
+        ours = None if ours is None else ours + (_count(siblings.get(f"{kind.value}_bytes")) or 0)
+    beside = _facts(run).ledger.other_process_write_bytes if kind is OpKind.WRITE else 0
+    return None if ours is None else ours + beside
 
 
 def _knows_all(siblings: Any, ranks: int) -> bool:
@@ -232,24 +319,59 @@ def _knows_all(siblings: Any, ranks: int) -> bool:
     return isinstance(pids, list) and len(pids) == ranks - 1
 
 
+def _counted_time(run: CountedRun) -> dict[str, Any]:
+    """Return time that the kernel counted in the window: of all cores, busy or not, and of the
+    devices with something to do."""
+    window = run.kernel("window")
+    names, busy_ms = window.get("device"), number(window, "device_io_ms")
+    return {
+        "core_s": window.get("host_total_s"),
+        "busy_s": None if busy_ms is None else busy_ms / 1000,
+        "devices": len(str(names).split("+")) if names else None,
+    }
+
+
 def _client(run: CountedRun) -> dict[str, Any]:
     moved = sum(total_bytes(run.ledger.window("storage", kind)) for kind in KINDS)
     cpu_ns = number(run.kernel("window"), "process_cpu_ns")
     cpu_s = None if cpu_ns is None else cpu_ns / NS_PER_S
-    scheduled = run.config.has_schedule(sessions=run.workload.source == "sessions")
-    loads = times(run.ledger.window("storage", OpKind.READ), "device")
+    together = run.facts.measured.together
+    loads, stored = (times(run.ledger.window("storage", kind), "device") for kind in KINDS)
     targets = _limits_ms(run) or [ms for qos in Qos for ms in targets_ms(run, qos).values()]
     return {
         "cpu_s": cpu_s,
         "storage_gib": moved / GIB,
         "cpu_s_per_gib": cpu_s / (moved / GIB) if cpu_s is not None and moved else None,
         "cores_used": None if cpu_s is None else per_second(cpu_s, run.window_s),
-        "schedule_lag_p99_ms": _ms(run.facts.measured.together.histogram_lateness, 99)
-        if scheduled
-        else None,
+        **_others_cores(run, cpu_s),
+        **{
+            f"schedule_lag_p{p}_ms": _ms(together.histogram_lateness, p)
+            if _scheduled(run)
+            else None
+            for p in (50, 99)
+        },
+        **{f"response_p{p}_ms": _ms(together.histogram_response, p) for p in (50, 99)},
         "shortest_target_ms": min(targets, default=None),
         "storage_read_p50_ms": _ms(loads, 50),
         "storage_read_p99_ms": _ms(loads, 99),
+        "storage_write_p50_ms": _ms(stored, 50),
+        "storage_write_p99_ms": _ms(stored, 99),
+    }
+
+
+def _others_cores(run: CountedRun, cpu_s: float | None) -> dict[str, float | None]:
+    """Return cores that others kept busy in the window, and those that were idle: of all of the
+    machine's, less our threads, other ranks' and the kernel's."""
+    window, seen = run.kernel("window"), _facts(run).client
+    busy_s, total_s = number(window, "host_busy_s"), number(window, "host_total_s")
+    theirs = [seen.get(f"{name}_cpu_s") for name in ("siblings", "kernel")]
+    known = [s for s in (cpu_s, *theirs) if isinstance(s, int | float)]
+    if busy_s is None or total_s is None or not run.window_s:
+        return {"others_cores": None, "idle_cores": None}
+    others_s = max(0.0, busy_s - sum(known)) if len(known) > len(theirs) else None
+    return {
+        "others_cores": None if others_s is None else others_s / run.window_s,
+        "idle_cores": (total_s - busy_s) / run.window_s,
     }
 
 

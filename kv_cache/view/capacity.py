@@ -11,7 +11,7 @@ from kv_cache.result.capacity import CapacityFacts, FoundCapacity, JudgedSlo, Pr
 from kv_cache.result.metrics import Json
 from kv_cache.result.run import converted
 from kv_cache.view import units
-from kv_cache.view.identity import origin_texts
+from kv_cache.view.identity import doubts, origin_texts
 from kv_cache.view.latency import percentile_columns
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
@@ -51,7 +51,7 @@ def capacity_view(section: Json) -> View:
         status=facts.verdict,
         sentence=_sentence(facts),
         about=origin_texts(section),
-        reasons=facts.reasons,
+        reasons=doubts(section, facts.reasons),
         sections=[
             ViewSection(title="Headline", parts=[_headline(facts)] if facts.probes else []),
             hidden_section("Over the load", _figures(facts), "No probe came to its end."),

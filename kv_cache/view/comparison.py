@@ -23,7 +23,7 @@ from kv_cache.result.metrics import METRICS, Metric
 from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import PublishedRun
 from kv_cache.view import series, units
-from kv_cache.view.identity import drive_texts, headline_text, identity_facts
+from kv_cache.view.identity import doubts, drive_texts, headline_text, identity_facts
 from kv_cache.view.latency import percentile_figure
 from kv_cache.view.moves import side_times
 from kv_cache.view.parts import (
@@ -67,9 +67,8 @@ def comparison_view(inputs: Sequence[Input]) -> View:
 
 
 def _doubts(each: Input) -> list[str]:
-    if each.verdict == VALID:
-        return []
-    return [f"{each.label} is {each.verdict}: {text}" for text in each.reasons or ["no reason"]]
+    reasons = [] if each.verdict == VALID else each.reasons or ["no reason"]
+    return [f"{each.label} is {each.verdict}: {text}" for text in doubts(each.section, reasons)]
 
 
 def _sentence(comparison: Comparison | None, why_not: str) -> str:

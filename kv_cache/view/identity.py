@@ -1,9 +1,10 @@
 """What was run, and on what drive, in a line each: for the summary and the reports."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from kv_cache.config.passport import THRESHOLDS, PassportConfig
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.format import figures
@@ -144,6 +145,21 @@ def disk_models(environment: Any) -> list[str]:
         for disk in list_at(row, "disks")
     ]
     return [str(disk) for disk in dict.fromkeys(disks) if disk]
+
+
+def doubts(section: Json, reasons: Sequence[str]) -> list[str]:
+    """What a verdict rests on: its reasons, and the thresholds that the user has moved."""
+    chosen, usual = value_at(section, "config.passport"), to_mapping(PassportConfig())
+    if not isinstance(chosen, Mapping):
+        return list(reasons)
+    moved = ", ".join(
+        f"{name} is {figures(chosen[name])} ({figures(usual[name])} by default)"
+        for name in THRESHOLDS
+        if name != "measurement"  # of which the notes speak
+        and isinstance(chosen.get(name), int | float)
+        and chosen[name] != usual[name]
+    )
+    return [*reasons, *([f"thresholds of the verdict were moved: {moved}"] if moved else [])]
 
 
 def origin_texts(section: Json) -> list[str]:

@@ -17,7 +17,7 @@ from kv_cache.result.preconditioning import (
 )
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view import units
-from kv_cache.view.identity import drive_texts, machine_text, origin_texts
+from kv_cache.view.identity import doubts, drive_texts, machine_text, origin_texts
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
     Band,
@@ -58,7 +58,7 @@ def precondition_view(section: Json) -> View:
         status=facts.verdict,
         sentence=_sentence(facts),
         about=origin_texts(section),
-        reasons=facts.reasons,
+        reasons=doubts(section, facts.reasons),
         sections=[
             ViewSection(
                 title="Fill and rounds",

@@ -17,7 +17,7 @@ from kv_cache.result.published import PublishedRank, PublishedRun, WindowFacts, 
 from kv_cache.result.run import SECTION
 from kv_cache.view import series, units
 from kv_cache.view.counts import counted_facts
-from kv_cache.view.identity import identity_facts, origin_texts
+from kv_cache.view.identity import doubts, identity_facts, origin_texts
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
     FactList,
@@ -64,7 +64,7 @@ def ranks_view(section: Json) -> View:
         status=run.passport.verdict,
         sentence=_sentence(run, section),
         about=origin_texts(section),
-        reasons=run.passport.reasons,
+        reasons=doubts(section, run.passport.reasons),
         sections=list(_sections(run, section)),
     )
 

@@ -18,7 +18,13 @@ from kv_cache.result.published import (
 )
 from kv_cache.view import units
 from kv_cache.view.counts import counted_facts
-from kv_cache.view.identity import headline_text, identity_facts, origin_texts, slos_set_by_user
+from kv_cache.view.identity import (
+    doubts,
+    headline_text,
+    identity_facts,
+    origin_texts,
+    slos_set_by_user,
+)
 from kv_cache.view.latency import percentile_cell, percentile_columns, percentile_figure
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.moves import moves_parts, tier_latencies
@@ -58,7 +64,7 @@ def run_view(section: Json) -> View:
         status=run.passport.verdict,
         sentence=_sentence(run, section),
         about=origin_texts(section),
-        reasons=run.passport.reasons,
+        reasons=doubts(section, run.passport.reasons),
         sections=list(_sections(run, section)),
     )
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from kv_cache.config.root import DEFAULT_DURATION_S
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import Qos
+from kv_cache.core.text import printable
 from kv_cache.files.reading import require_replaceable
 from kv_cache.files.writing import write_atomically
 from kv_cache.installing import install_hint
@@ -354,8 +355,17 @@ def summary_csv(documents: Sequence[Json]) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     sheet = _summary(documents)
     writer.writerow(sheet.columns)
-    writer.writerows(sheet.rows)
+    writer.writerows([_plain(cell) for cell in row] for row in sheet.rows)
     return text.getvalue().encode()
+
+
+def _plain(cell: Cell) -> Cell:
+    """Return what no terminal obeys and no spreadsheet computes: names come out of files that
+    anybody may have written."""
+    if not isinstance(cell, str):
+        return cell
+    text = printable(cell, instead=" ")
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def workbook(documents: Sequence[Json], view: View | None = None) -> bytes:
@@ -409,6 +419,20 @@ def rows(table: Table) -> list[list[Cell]]:
 
 
 def _view_sheets(view: View) -> list[Sheet]:
+    """The answer and what it rests on, then each table."""
+    words = [
+        (view.heading, view.status),
+        ("answer", view.sentence),
+        *(("reason", text) for text in view.reasons),
+        *(("about", text) for text in view.about),
+    ]
+    return [
+        Sheet(name="Answer", columns=("what", "text"), rows=tuple(words)),
+        *_table_sheets(view),
+    ]
+
+
+def _table_sheets(view: View) -> list[Sheet]:
     return [
         Sheet(
             name=f"{number} {table.title}"[:_LONGEST_NAME].translate(_NOT_IN_NAMES),

@@ -9,7 +9,7 @@ from kv_cache.result.paths import value_at
 from kv_cache.result.run import converted
 from kv_cache.result.trials import TrialFacts, TrialNumbers
 from kv_cache.view import units
-from kv_cache.view.identity import identity_facts, origin_texts
+from kv_cache.view.identity import doubts, identity_facts, origin_texts
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
     FactList,
@@ -37,7 +37,7 @@ def trials_view(section: Json) -> View:
         status=facts.passport.verdict,
         sentence=_sentence(facts, section),
         about=origin_texts(section),
-        reasons=facts.passport.reasons,
+        reasons=doubts(section, facts.passport.reasons),
         sections=list(_sections(facts, section)),
     )
 

@@ -1,7 +1,9 @@
 """A request rate for any source: the k-th arrival is not before the k-th slot.
 
 Slots are spaced evenly, or by exponential (Poisson) or gamma-distributed gaps of the same mean,
-drawn from the seed. In a closed loop a slot waits for a user who has his answer.
+drawn from the seed. In a closed loop a slot waits for a user who has his answer, and the request
+counts from its slot: that nobody was free to ask is the system's doing, and a time that began only
+when somebody was would leave out the wait (coordinated omission).
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,8 +49,11 @@ class Paced(SourceWrapper):
 
     on_demand = False
 
-    def __init__(self, source: Source, pace: Pace, seed: Seed) -> None:
+    def __init__(self, source: Source, pace: Pace, seed: Seed, *, from_slots: bool = False) -> None:
+        """`from_slots`: requests count from their slots, however late their source has them. Rows
+        that wait for an answer and a pause after it count from there."""
         super().__init__(source)
+        self._from_slots = from_slots
         self._pace = pace
         self._seed = seed
         self._gaps = pace.gaps_ns(seed)
@@ -59,8 +64,9 @@ class Paced(SourceWrapper):
         return None if inner is None else max(inner, self._slot_ns)
 
     def pop(self, now_ns: int) -> Request:
-        intended_ns = self.next_ns()
-        assert intended_ns is not None, "pop without an arrival"
+        due_ns = self.next_ns()
+        assert due_ns is not None, "pop without an arrival"
+        intended_ns = self._slot_ns if self._from_slots else due_ns
         self._slot_ns += next(self._gaps)
         return replace(self._source.pop(now_ns), intended_ns=intended_ns)
 

@@ -286,6 +286,7 @@ class WithRetrievals(SourceWrapper):
         self._quota = Quota(self._retrievals(most), most) if most else None
         self._popped = 0
         self._beside: Request | None = None
+        self._beside_ns: int | None = None  # when it is due
         self._inner: dict[int, int] = {}  # number here -> number there, of those not answered
         self._unanswered = 0  # of those that retrieve
 
@@ -294,7 +295,7 @@ class WithRetrievals(SourceWrapper):
         return self._source.exhausted and self._beside is None and not self._unanswered
 
     def next_ns(self) -> int | None:
-        return self._source.next_ns() if self._beside is None else self._beside.intended_ns
+        return self._source.next_ns() if self._beside is None else self._beside_ns
 
     def pop(self, now_ns: int) -> Request:
         number, self._popped = self._popped, self._popped + 1
@@ -303,6 +304,7 @@ class WithRetrievals(SourceWrapper):
             self._unanswered += 1
             intended_ns = now_ns if self.on_demand else beside.intended_ns
             return replace(beside, request_id=number, intended_ns=intended_ns)
+        self._beside_ns = self._source.next_ns()
         request = self._source.pop(now_ns)
         self._inner[number] = request.request_id
         also = self._retriever.beside(request)

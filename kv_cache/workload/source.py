@@ -1,8 +1,9 @@
 """The seam between the requests and how they are served.
 
 A source gives one arrival at a time; the driver reports to it what has ended. The laws:
- 1. `next_ns` is the intended instant of the next arrival, or None while there is none until a
-    request ends. It changes nothing.
+ 1. `next_ns` is when the next arrival is due, or None while there is none until a request ends.
+    It changes nothing. The arrival's intended instant is this one, or an earlier one that passed
+    while nobody was free to ask.
  2. `pop` takes that arrival; the driver calls it only when `next_ns` is not None and not in the
     future. Request ids count up from 0 in the order of `pop`.
  3. `after` is called once for every popped request, whatever became of it; a run that is closed

@@ -374,7 +374,9 @@ def drive(source: Source, chance: Seed, pops: int = POPS) -> Driven:
             now_ns = max(now_ns, due_ns) + rng.choice((0, 0, 3, 200_000_000))
             request = source.pop(now_ns)
             assert request.request_id == len(requests), "law 2: ids count up from 0"
-            assert request.intended_ns == (now_ns if source.on_demand else due_ns)
+            asked_ns = now_ns if source.on_demand else due_ns
+            assert request.intended_ns <= asked_ns
+            assert request.intended_ns == asked_ns or source.describe()["loop"] == "closed"
             requests.append(request)
             popped_ns.append(now_ns)
             outstanding.append(request)
@@ -780,6 +782,15 @@ def test_an_arrival_is_never_before_its_slot_and_late_users_are_waited_for() -> 
         assert all(at >= slot for at, slot in zip(intended, slots, strict=True))
         if not closed:
             assert intended == slots
+
+
+def test_a_request_that_waited_for_a_user_counts_from_its_slot() -> None:
+    """Else what nobody was free to ask would be in no latency (coordinated omission)."""
+    config = users_config(closed=True, thinks=False)
+    paced = Paced(SyntheticUsers(config, Seed(1)), Pace(rate=5.0), Seed(1), from_slots=True)
+    driven = drive(paced, Seed(2))
+    intended = [r.intended_ns for r in driven.requests]
+    assert intended == [200_000_000 * k for k in range(1, len(intended) + 1)]
 
 
 # --- prepopulated --------------------------------------------------------------------------------

@@ -4,15 +4,18 @@ import gc
 import sys
 import threading
 import weakref
+from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from kv_cache.bench.run import RealRun, open_run
-from kv_cache.bench.run_plan import RunPlan
+from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
 from kv_cache.core.kinds import Tier
+from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import gib_to_bytes
 from kv_cache.tiers.base import Store
@@ -20,7 +23,8 @@ from kv_cache.tiers.base import Store
 SEED = 5
 
 
-def plan_in(directory: Path) -> RunPlan:
+def plan_in(directory: Path, think_s: float | None = None) -> RunPlan:
+    think = {} if think_s is None else {"lengths.think_s": {"law": "fixed", "value": think_s}}
     config = load_config(
         None,
         {
@@ -28,12 +32,24 @@ def plan_in(directory: Path) -> RunPlan:
             "run.generation_mode": "none", "tiers.gpu_mem_gib": 0.0, "tiers.cpu_mem_gib": 0.01,
             "tiers.storage_capacity_gib": 0.5, "tiers.cache_dir": (str(directory),),
             "io.buffer_mib": 1,
+            **think,
         },
     )  # fmt: skip
     specs = tier_specs(config, gib_to_bytes(config.tiers.storage_capacity_gib))
     room = fillable_bytes(config, specs)
     load = build_load(config, config.model_shape(), Seed(SEED), None, None, room)
     return RunPlan(config, load, specs, SEED)
+
+
+def test_a_users_next_request_counts_from_the_instant_of_the_answer(tmp_path: Path) -> None:
+    """What this program did since (its locks, its books) is no thinking of the user's."""
+    records: dict[str, list[RequestRecord]] = defaultdict(list)
+    hooks = RunHooks(on_record=lambda record: records[record.user].append(record))
+    with open_run(plan_in(tmp_path, think_s=0.0), threading.Event(), hooks) as run:
+        run.execute(lambda _: None)
+    pairs = [pair for each in records.values() for pair in pairwise(each)]
+    assert len(pairs) == 18
+    assert {later.intended_ns - (sooner.finished_ns or 0) for sooner, later in pairs} == {0}
 
 
 @pytest.mark.parametrize("tier", [Tier.CPU, Tier.NVME])

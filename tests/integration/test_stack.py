@@ -2,6 +2,7 @@
 in a run and in a probe, and a disk is found below a file system on a file."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from benchmarks.devices import (
 from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.cli import probe
 from kv_cache.config.profile import read_profile
-from kv_cache.core.units import GIB
+from kv_cache.core.units import GIB, MIB
 from tests.integration.test_passport import measured, rule, says, status
 
 NO_LOOPS, NO_NETWORK_DEVICES = why_not(LOOP_TOOLS), why_not(NBD_TOOLS)
@@ -32,6 +33,7 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(NO_LOOPS is not None, reason=NO_LOOPS or "loop devices are there"),
 ]
+SECTORS = GIB // 2 // 512  # of a partition
 needs_nbd = pytest.mark.skipif(
     NO_NETWORK_DEVICES is not None, reason=NO_NETWORK_DEVICES or "they are there"
 )
@@ -114,6 +116,58 @@ def run_on(cwd: Path, directory: Path, *more: str) -> Any:
 def finds(own: Any, **wanted: str) -> None:
     """Of the rules about the stack exactly the wanted ones found what they were to find."""
     assert stack_rules(own) == wanted, own["passport"]["reasons"]
+
+
+# --- neighbours on the same disk ----------------------------------------------------------------
+
+
+@contextmanager
+def halves(image: Path) -> Iterator[tuple[str, str]]:
+    """Two partitions of a loop device on a file of 1 GiB that is made for it."""
+    with image.open("xb") as file:
+        os.posix_fallocate(file.fileno(), 0, GIB)
+    loop = tool("losetup", "--direct-io=on", "--show", "--find", str(image))
+    try:
+        for number in (1, 2):
+            tool("addpart", loop, str(number), str((number - 1) * SECTORS), str(SECTORS))
+        yield f"{loop}p1", f"{loop}p2"
+    finally:
+        tool("partx", "--delete", "--nr", "1:2", loop)
+        tool("losetup", "--detach", loop)
+
+
+@contextmanager
+def reading(device: str) -> Iterator[None]:
+    """Another process reads the device from its beginning again and again, past the page cache."""
+    some = "bs=1M count=128 status=none"
+    tool("dd", "if=/dev/zero", f"of={device}", "oflag=direct", *some.split())  # else it has none
+    loop = f"while dd if={device} of=/dev/null iflag=direct {some}; do :; done"
+    reader = subprocess.Popen(["sh", "-c", loop], start_new_session=True)
+    try:
+        yield
+    finally:
+        os.killpg(reader.pid, signal.SIGTERM)
+        reader.wait()
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_what_others_read_from_another_partition_of_the_disk_is_foreign(
+    busy: bool, disk: Path
+) -> None:
+    with halves(disk / "image") as (ours, theirs), ExitStack() as beside:
+        directory = beside.enter_context(file_system_on(ours, disk / "mounted"))
+        if busy:
+            beside.enter_context(reading(theirs))
+        own = run_on(disk, directory)
+    foreign = own["passport"]["evidence"]["foreign"]
+    window = own["kernel_counters"]["window"]
+    for kind in ("read", "write"):
+        counted, ours = window[f"foot_{kind}_bytes"], foreign[f"own_{kind}_bytes"]
+        assert foreign[f"{kind}_bytes"] == max(0, counted - ours)
+    if busy:
+        assert status(own, "V23") == "suspect"
+        assert foreign["read_bytes"] > 64 * MIB
+        assert {"dd", "sh"} & {one["name"] for one in foreign["processes"]}  # sh waited for dd
 
 
 # --- memory ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kv_cache.core.exits import Exit
 from kv_cache.result.trials import trial_seed
 from tests.cli import LIGHT, SMALL, Ran, anything, environment, finish, prepare, run, small, start
 
@@ -252,6 +253,8 @@ def test_a_drive_of_half_the_speed_is_found_to_be_worse(tmp_path: Path) -> None:
     assert "worse" in line
     ratio = float(line.split()[-3])
     assert 0.4 < ratio < 0.75
+    assert run(tmp_path, "compare", "A.json", "B.json", "--fail-on=worse").code == Exit.GATE
+    assert run(tmp_path, "compare", "B.json", "A.json", "--fail-on=worse").code == Exit.DONE
 
 
 def test_a_run_and_itself_are_not_different(tmp_path: Path) -> None:

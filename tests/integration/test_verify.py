@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -21,7 +22,8 @@ from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.core.units import human_bytes
 from kv_cache.result.chain import check, file_digest, fingerprint, seal
-from kv_cache.result.derive import SCHEMA
+from kv_cache.result.derive import SCHEMA, derive
+from kv_cache.result.run import read_run
 from kv_cache.result.side_files import RECORDS
 from kv_cache.result.verify import recheck
 from tests.cli import run, small
@@ -109,6 +111,41 @@ def test_a_fingerprint_that_was_noted_tells_a_result_made_anew(
     assert verify(directory)[0] == 0  # it agrees with itself
     code, out = verify(directory, "--fingerprint", noted)
     assert (code, "changed      fingerprint is not " in out) == (2, True)
+
+
+def test_a_signature_by_a_key_of_ones_own_tells_a_result_made_anew(directory: Path) -> None:
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen")
+
+    def keygen(*words: str, data: bytes | None = None) -> int:
+        command = ["ssh-keygen", *words]
+        return subprocess.run(command, cwd=directory, input=data, capture_output=True).returncode
+
+    assert keygen("-q", "-t", "ed25519", "-N", "", "-f", "key") == 0
+    (directory / "signers").write_text(f"me {(directory / 'key.pub').read_text()}")
+    assert keygen("-Y", "sign", "-f", "key", "-n", "kv-cache", "result.json") == 0
+    check = ("-Y", "verify", "-f", "signers", "-I", "me", "-n", "kv-cache", "-s", "result.json.sig")
+    assert keygen(*check, data=(directory / "result.json").read_bytes()) == 0
+    document = read(directory)
+    document["kv_cache"]["started_utc"] = "2020-01-01T00:00:00+00:00"
+    write(directory, document)
+    assert keygen(*check, data=(directory / "result.json").read_bytes()) != 0
+
+
+def test_a_window_that_was_halved_holds_more_time_than_there_is(
+    directory: Path, verify: Callable[..., Say]
+) -> None:
+    """Every rate is doubled, and all of the file made anew from what it says was counted."""
+    document = read(directory)
+    ends = document["kv_cache"]["phases_ns"]
+    ends["measure_end"] = (ends["measure_start"] + ends["measure_end"]) // 2
+    doubled = derive(read_run(document))
+    write(directory, doubled)
+    (directory / "requests.jsonl").unlink()
+    _, out = verify(directory / "result.json")
+    assert doubled["kv_cache"]["passport"]["verdict"] == "invalid"
+    assert "verdict      invalid" in out
+    assert "the window was longer than is said" in out
 
 
 def test_another_formatting_changes_nothing(directory: Path, verify: Callable[..., Say]) -> None:

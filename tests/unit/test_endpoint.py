@@ -2,10 +2,11 @@
 
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -226,6 +227,25 @@ def test_a_client_that_says_nothing_keeps_nobody_out() -> None:
     with serving() as endpoint:
         port = int(endpoint.url.rsplit(":", 1)[1].split("/")[0])
         with closing(socket.create_connection((LOOPBACK, port))):
+            assert ask(endpoint.url)[0] == 200
+
+
+def test_clients_who_send_a_byte_at_a_time_keep_nobody_out() -> None:
+    """More than there are places: for each scrape the oldest of them goes."""
+    with serving() as endpoint, ExitStack() as open_:
+        port = int(endpoint.url.rsplit(":", 1)[1].split("/")[0])
+        for _ in range(100):
+            client = socket.create_connection((LOOPBACK, port))
+            open_.enter_context(closing(client))
+            client.sendall(b"G")
+        time.sleep(1.1)  # as long as a client may be slow unpunished
+        for _ in range(20):
+            assert ask(endpoint.url)[0] == 200
+
+
+def test_a_place_is_given_back_after_each_answer() -> None:
+    with serving() as endpoint:
+        for _ in range(150):
             assert ask(endpoint.url)[0] == 200
 
 

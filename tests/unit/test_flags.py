@@ -93,6 +93,7 @@ MAPPED = {
     "--personality mooncake": ("io.personality", "mooncake"),
     "--layout arena": ("io.layout", "arena"),
     "--certify": ("output.certify", True),
+    "--fail-on suspect": ("output.fail_on", "suspect"),
     "--fio-export job.fio": ("output.fio_export", "job.fio"),
     "--profile p.yaml": ("sim.profile", "p.yaml"),
     "--predict p.yaml": ("sim.predict", "p.yaml"),

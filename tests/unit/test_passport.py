@@ -232,8 +232,11 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V12", "invalid", {"completeness.window_s": 0, "completeness.completed": 0}, "window"),
     "records are incomplete": (
         "V12", "invalid", {"completeness.records_error": "no space"}, "no space"),
-    "most requests were cut off": (
-        "V12", "suspect", {"completeness.unfinished": 300}, "unfinished"),
+    "a backlog grows": (
+        "V12", "suspect", {"completeness.backlog_growth": 12, "completeness.asked": 50},
+        "12 more requests waited at the end of the window"),
+    "an operation never ends": (
+        "V12", "suspect", {"completeness.oldest_operation_ms": 9_000.0}, "9.0 s after it began"),
     "requests were rejected": ("V12", "suspect", {"completeness.rejected": 40}, "rejected"),
     "next to nothing was read": (
         "V30", "invalid", {"sample.read_operations": 29}, "only 29 storage reads"),
@@ -252,6 +255,9 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V13", "suspect", {"client.ceiling": SLOW_CEILING, "client.cores_used": 0.6}, "1.05"),
     "the client is the limit": (
         "V13", "invalid", {"client.ceiling": SLOW_CEILING, "client.cores_used": 7.5}, "7.50"),
+    "others use all cores": (
+        "V13", "suspect", {"client.others_cores": 7.0, "client.idle_cores": 0.6,
+                           "client.busiest": [{"name": "make", "cpu_s": 69.0}]}, "make (69.0 s)"),
     "the cores are busy": ("V13", "suspect", {"client.cores_used": 7.5}, "--certify"),
     "a preconditioned drive is not steady": (
         "V14", "suspect",
@@ -279,7 +285,16 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V14", "suspect",
         {"steady.stationarity.backlog_growth_share": 0.3, "steady.stationarity.backlog_t": 9.0},
         "30.0 %"),
-    "the schedule is late": ("V15", "suspect", {"client.schedule_lag_p99_ms": 4.0}, "2.50 ms"),
+    "the schedule is late": (
+        "V15", "suspect", {"client.schedule_lag_p99_ms": 4.0, "completeness.completed": 1000},
+        "2.50 ms"),
+    "the schedule is late as a rule": (
+        "V15", "suspect",
+        {"client.schedule_lag_p99_ms": 4.0, "client.schedule_lag_p50_ms": 3.0}, "p50 of the lag"),
+    "users are not there to ask": (
+        "V15", "suspect",
+        {"client.schedule_lag_p99_ms": 4.0, "completeness.asked_per_s": 1.05,
+         "completeness.requested_per_s": 3.0}, "asked 1.05/s of 3/s"),
     "no byte touches storage": (
         "V18", "invalid", {"amplification.storage_read_bytes": 0,
                            "amplification.storage_written_bytes": 0}, "no byte"),
@@ -292,6 +307,14 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V19", "invalid", {"ledger.write.device_bytes": 2 * GIB}, "10.0 %"),
     "some writes lag behind": (
         "V19", "suspect", {"ledger.write.device_bytes": 18 * GIB}, "settling"),
+    "the clock is not the kernel's": (
+        "V21", "invalid", {"clock.kernel_s": 80.0}, "the kernel's for 80.000 s"),
+    "a window has more time of cores than it can hold": (
+        "V21", "invalid", {"clock.cores": 8, "clock.core_s": 80.0 * 8}, "longer than is said"),
+    "a window has a disk that was busy for longer": (
+        "V21", "invalid", {"clock.devices": 1, "clock.busy_s": 80.0}, "the disk was busy for"),
+    "a library is loaded beside the program's": (
+        "V4", "suspect", {"interposed.unlisted": ["/tmp/a.so"]}, "/tmp/a.so"),
     "the clocks disagree": ("V21", "suspect", {"clock.wall_s": 50.0}, "9.000 s"),
     "wrong data was read": ("V22", "invalid", {"verification.errors": 1}, "corrupts"),
     "verification is off": ("V22", "suspect", {"verification.mode": "off"}, "--verify stamps"),
@@ -308,6 +331,9 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V25", "suspect", {"client.harness_lag_p99_ms": 15.0}, "15.00 ms"),
     "the harness is slow throughout": (
         "V25", "suspect", {"client.harness_lag_p50_ms": 3.0}, "3.00 ms"),
+    "the harness distorts writes alone": (
+        "V25", "suspect", {"client.storage_write_p99_ms": 4.0},
+        "1.20 ms late at p99, where a write"),
     "a loop device buffers": ("V27", "invalid", {"stack.feet": [foot(
         "unseen", "ext4 /m", "loop3", "fuse /nbd", reason="FUSE",
         cached_by=["loop3 (loop without direct I/O: dio 0)"])]}, "losetup --direct-io=on"),
@@ -385,6 +411,10 @@ def test_a_schedule_that_is_kept_passes() -> None:
 
 
 HARMLESS: Mapping[str, Mapping[str, Any]] = {
+    "others are busy and leave cores idle": {
+        "client.others_cores": 1.2, "client.idle_cores": 6.5, "client.busiest": []},
+    "the harness is later than a typical read and not where the tail is published": {
+        "client.harness_lag_p99_ms": 15.0, "client.storage_read_p99_ms": 120.0},
     "a small run says nothing wrong of its counters": {
         "ledger.read.claimed_bytes": 8 * MIB, "ledger.read.process_bytes": 1 * MIB,
         "ledger.read.device_bytes": 1 * MIB, "ledger.read.calls_bytes": 9 * MIB},
@@ -410,9 +440,6 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
         "amplification.unique_read_bytes": 60 * GIB // 5000,
         "amplification.read_amplification": 5000.0},
     "the journal writes a little more": {"ledger.write.device_bytes": 24 * GIB},
-    "an old C library has fsync in libpthread": {
-        "interposed.foreign_symbols": ["fsync"],
-        "interposed.symbols": {"fsync": "/lib/x86_64-linux-gnu/libpthread.so.0"}},
     "an allocator is preloaded": {"interposed.preload": "/usr/lib/libjemalloc.so.2"},
     "the link is not known": {
         "link.bytes_per_second": None, "link.read_bytes_per_second": 99e9},
@@ -433,7 +460,17 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
         "page_cache.resident_after": 300_000,
         "engines.rows": [{"operation": "read", "engine": "direct", "bytes": 60 * GIB},
                          *BUFFERED[1:]]},
-    "ten users of sixteen are still waiting": {"completeness.unfinished": 150},
+    "two hundred users of a closed loop are still waiting": {"completeness.unfinished": 300},
+    "a queue is longer by a few as the window ends": {
+        "completeness.backlog_growth": 4, "completeness.asked": 20},
+    "the latest of few requests was late": {"client.schedule_lag_p99_ms": 4.0,
+                                            "client.schedule_lag_p50_ms": 0.1},
+    "all are late by little of what they take": {
+        "client.schedule_lag_p99_ms": 40.0, "client.schedule_lag_p50_ms": 20.0,
+        "client.response_p99_ms": 2_000.0, "client.response_p50_ms": 1_135.0,
+        "completeness.completed": 1000},
+    "a load was cut off before its first end": {"amplification.loaded_bytes": 0,
+                                               "amplification.unique_read_bytes": 0},
     "ring reads are no system calls": {
         "ledger.read.calls_bytes": 5 * MIB,
         "engines.rows": [{"operation": "read", "engine": "uring", "bytes": 60 * GIB},
@@ -597,6 +634,14 @@ def test_a_loosened_threshold_is_told_beside_the_verdict() -> None:
     assert verdict.changed_thresholds == {
         "counter_tolerance": [0.5, 0.05], "enough_bytes": [MIB, 64 * MIB]
     }  # fmt: skip
+
+
+def test_what_failed_operations_moved_until_then_is_named_by_v12_alone() -> None:
+    more = {"ledger.write.process_bytes": 25 * GIB}
+    assert {found.rule for found in judge(changed(healthy(), more), DEFAULTS).reasons} == {"V6"}
+    failed = {f"completeness.{name}failed_operations": 9 for name in ("", "storage_")}
+    found = judge(changed(healthy(), {**more, **failed}), DEFAULTS)
+    assert {each.rule for each in found.reasons} == {"V12"}
 
 
 def test_read_amplification_is_judged_where_a_limit_is_set() -> None:

@@ -12,9 +12,11 @@ from kv_cache.bench.probes.interposed import (
     foreign_symbols,
     is_c_library,
     libraries,
+    loader_directory,
     look,
     preload,
     providers,
+    unlisted,
 )
 
 MAPS = """\
@@ -39,7 +41,8 @@ MAPS = """\
     ],
 )
 def test_the_c_libraries_and_their_loaders_are_known(path: str) -> None:
-    assert is_c_library(path)
+    assert is_c_library(path, None)
+    assert is_c_library(path, os.path.dirname(os.path.realpath(path)))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,27 @@ def test_the_c_libraries_and_their_loaders_are_known(path: str) -> None:
     ],
 )
 def test_other_libraries_are_not_the_c_library(path: str) -> None:
-    assert not is_c_library(path)
+    assert not is_c_library(path, None)
+
+
+def test_a_library_of_that_name_elsewhere_is_not_the_c_library(tmp_path: Path) -> None:
+    assert not is_c_library(str(tmp_path / "librt.so.1"), "/usr/lib")
+    assert foreign_symbols({"fsync": str(tmp_path / "librt.so.1")}, "/p", "/usr/lib") == ["fsync"]
+    assert is_c_library("/usr/lib/glibc-hwcaps/power9/libc-2.28.so", "/usr/lib")
+
+
+def test_the_loader_of_this_program_lies_beside_its_c_library() -> None:
+    directory = loader_directory(Path("/proc/self/maps").read_text())
+    found = providers(["fsync", "clock_gettime"])
+    assert directory is not None
+    assert found is not None
+    assert {os.path.dirname(os.path.realpath(path)) for path in found.values()} == {directory}
+
+
+def test_what_this_program_has_loaded_is_listed() -> None:
+    assert unlisted(Path("/proc/self/maps").read_text()) == []
+    strange = "7f0000000000-7f0000001000 r-xp 00000000 08:01 7 /tmp/audit.so\n"
+    assert unlisted(strange) == ["/tmp/audit.so"]
 
 
 def test_a_call_is_foreign_unless_the_c_library_or_the_program_provides_it() -> None:

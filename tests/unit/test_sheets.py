@@ -187,6 +187,15 @@ def test_a_csv_has_a_row_for_each_result() -> None:
     assert rows[0]["Storage Tier Write Device P95 (ms)"] == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [("=1+1", "'=1+1"), ("a\x1b[2Jb", "a [2Jb"), ("m", "m")]
+)
+def test_a_strangers_name_is_no_formula_and_no_order_to_a_terminal(name: str, shown: str) -> None:
+    text = summary_csv([document(run={"model": name})]).decode()
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert row["Model"] == shown
+
+
 def test_a_workbook_reads_back_with_the_same_cells() -> None:
     openpyxl = pytest.importorskip("openpyxl")
     pytest.importorskip("xlsxwriter")

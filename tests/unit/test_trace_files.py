@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_cache.core.errors import TraceError, UsageError
+from kv_cache.core.units import MIB
 from kv_cache.installing import install_hint
 from kv_cache.workload.formats import TRACE_FORMATS, text_files
 from kv_cache.workload.formats.base import Reading
@@ -152,6 +154,16 @@ def test_a_broken_packed_file_is_an_error_and_not_a_shorter_trace(
     )  # fmt: skip
     with pytest.raises(TraceError, match=r"t\.csv\.\w+: (cannot be read|line \d+ is not UTF-8)"):
         list(open_lines(path))
+
+
+def test_zstd_unpacks_a_little_at_a_time_whatever_it_holds() -> None:
+    """256 MiB of one letter are 8 KiB of zstd."""
+    library = pytest.importorskip("zstandard")
+    text = b"\n" * (256 * MIB)
+    pieces = text_files._unzstd(io.BytesIO(zstd(text)), library)
+    sizes = [len(piece) for piece in pieces]
+    assert sum(sizes) == len(text)
+    assert max(sizes) <= 64 * MIB
 
 
 def test_zstd_without_its_package_says_what_to_install(

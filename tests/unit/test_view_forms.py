@@ -5,6 +5,7 @@ import io
 import re
 import zipfile
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import cache
 from html import unescape
 from importlib.resources import files
@@ -219,3 +220,28 @@ def test_the_table_of_a_chart_has_the_charts_title_once(kind: str) -> None:
         (caption,) = re.findall(r"<caption><span>(.*?)</span>", table)
         assert caption.startswith(title)
         assert title not in above.replace(f'aria-label="{caption}"', "")
+
+
+@pytest.mark.parametrize("kind", ["run", "ranks", "trials", "capacity", "preconditioning"])
+def test_a_threshold_that_was_moved_is_named_beside_the_verdict_in_every_form(kind: str) -> None:
+    document = deepcopy(document_of(kind))
+    config = document[SECTION].setdefault("config", {})
+    config.setdefault("passport", {}).update(most_unfinished_share=1.0, measurement=False)
+    make = view_of(document[SECTION]["schema"])
+    assert make is not None
+    view = make(document[SECTION])
+    told = "thresholds of the verdict were moved: most_unfinished_share is 1 (0.1 by default)"
+    assert told in view.reasons
+    forms = {
+        "terminal": terminal(view),
+        "markdown": markdown(view).replace("\\", ""),
+        "page": text_of_page(document),
+        "picture": "\n".join(view_picture(view).lines),
+        "workbook": words_of_workbook(view),
+    }
+    assert [form for form, text in forms.items() if "most_unfinished_share is 1" not in text] == []
+
+
+def words_of_workbook(view: View) -> str:
+    with zipfile.ZipFile(io.BytesIO(workbook([], view))) as book:
+        return " ".join(book.read(name).decode() for name in book.namelist())

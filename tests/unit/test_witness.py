@@ -15,11 +15,12 @@ from kv_cache.bench.counters import Counters, device_of, read_counters
 from kv_cache.bench.probes import throttles
 from kv_cache.bench.probes.stack import Stack
 from kv_cache.bench.probes.throttles import Throttles
+from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.bench.witness import Witness
 from kv_cache.config.passport import PassportConfig
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
-from kv_cache.core.kinds import Tier
+from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
 from kv_cache.tiers.base import Store
@@ -40,8 +41,10 @@ def made() -> Iterator[list[Witness]]:
         one.stop()
 
 
-def begun(made: list[Witness], *directories: Path, **config: Any) -> Witness:
-    one = Witness(PassportConfig(**config), directories, MonotonicClock())
+def begun(
+    made: list[Witness], *directories: Path, pulse: StoreCalls | None = None, **config: Any
+) -> Witness:
+    one = Witness(PassportConfig(**config), directories, MonotonicClock(), pulse=pulse)
     made.append(one)
     one.begin()
     return one
@@ -65,16 +68,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, *looks: Counters) -> "count[int]":
     return turn
 
 
-def counters(
-    read: int | None = 0, written: int | None = 0, own: tuple[int, int] = (0, 0)
-) -> Counters:
+def counters(read: int | None = 0, written: int | None = 0) -> Counters:
     return replace(
-        read_counters([]),
-        device="vda",
-        device_read_bytes=read,
-        device_write_bytes=written,
-        process_read_bytes=own[0],
-        process_write_bytes=own[1],
+        read_counters([]), device="vda", device_read_bytes=read, device_write_bytes=written
     )
 
 
@@ -100,18 +96,24 @@ def test_the_window_and_the_run_are_counted_apart(
     counted(
         monkeypatch,
         counters(0, 0),
-        counters(100, 1000, own=(90, 900)),
-        counters(500, 3000, own=(390, 2900)),
-        counters(600, 4000, own=(400, 3000)),
+        counters(100, 1000),
+        counters(500, 3000),
+        counters(600, 4000),
     )
-    one = begun(made, tmp_path)
+    pulse = StoreCalls()
+    one = begun(made, tmp_path, pulse=pulse)
+    pulse.moved(OpKind.READ, 90)
     one.open_window()
+    pulse.moved(OpKind.READ, 300)
+    pulse.moved(OpKind.WRITE, 2000)
     one.close_window()
+    pulse.moved(OpKind.WRITE, 7)
     evidence = ended(one)
     run, window = one.kernel["run"], one.kernel["window"]
     assert (run["device_read_bytes"], run["device_write_bytes"]) == (600, 4000)
     assert (window["device_read_bytes"], window["device_write_bytes"]) == (400, 2000)
-    assert (evidence["foreign"]["read_bytes"], evidence["foreign"]["write_bytes"]) == (100, 0)
+    own = evidence["foreign"]["own_read_bytes"], evidence["foreign"]["own_write_bytes"]
+    assert own == (300, 2000)
 
 
 def test_drives_on_one_file_system_are_one_device(made: list[Witness], tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Who else used the device while we measured, and who it was.
 
-The device's counters are everybody's; less our own, they are the others'. Which processes did
-it is a guess from their own counters: these are of all devices, and what a kernel thread writes
-back counts for the process that wrote. A process that began and ended in between is seen in its
-parent, which inherits the counters.
+The counters of the disks are everybody's, on all their partitions; less our own calls, they are
+the others' (`result/evidence` subtracts). Which processes did it is a guess from their own
+counters: these are of all devices, and what a kernel thread writes back counts for the process that
+wrote. A process that began and ended in between is seen in its parent, which inherits the counters.
 """
 
 import os
@@ -40,23 +40,19 @@ def count_as_ours(pid: int) -> None:
     _ours.add(pid)
 
 
-def foreign(
-    device_read: int | None, device_write: int | None, own_read: int | None, own_write: int | None
-) -> tuple[int | None, int | None]:
-    """Return the bytes of a window that the device moved and we did not: (read, written), at least
-    0 each."""
-    return _less(device_read, own_read), _less(device_write, own_write)
+def our_pids() -> set[int]:
+    """Return this process and those that count as ours."""
+    return {os.getpid(), *_ours}
 
 
-def section(
-    foreign_bytes: tuple[int | None, int | None], culprits: Collection[ProcessIo]
-) -> dict[str, Any]:
-    """Return the section `foreign` of a passport's evidence."""
-    read, written = foreign_bytes
+def section(own: tuple[int, int], culprits: Collection[ProcessIo]) -> dict[str, Any]:
+    """Return what is known of a window for the section `foreign` of a passport's evidence: the
+    bytes (read, written) of our calls that ended in it, and who else was busy."""
+    read, written = own
     named = ("pid", "name", "read_bytes", "write_bytes")
     return {
-        "read_bytes": read,
-        "write_bytes": written,
+        "own_read_bytes": read,
+        "own_write_bytes": written,
         "processes": [{name: getattr(one, name) for name in named} for one in culprits],
     }
 
@@ -66,7 +62,7 @@ def snapshot(proc: Path = Path("/proc"), *, excluded: Collection[int] | None = N
 
     Without root these are the user's own. About 40 µs a process.
     """
-    ours = {os.getpid(), *_ours} if excluded is None else set(excluded)
+    ours = our_pids() if excluded is None else set(excluded)
     pids = (int(name) for name in os.listdir(proc) if name.isdigit())
     return snapshot_of([pid for pid in pids if pid not in ours], proc)
 
@@ -103,9 +99,15 @@ def culprits(before: Snapshot, after: Snapshot) -> list[ProcessIo]:
     """
     ended = [process for process in before.values() if not _same(after.get(process.pid), process)]
     moved = [_moved(process, before.get(process.pid), ended) for process in after.values()]
-    busy = [process for process in moved if process.read_bytes + process.write_bytes > 0]
+    busy = [one for one in moved if one.read_bytes + one.write_bytes > 0 and not _serves(one)]
     busy.sort(key=lambda process: (-process.read_bytes - process.write_bytes, process.pid))
     return busy[:MOST_PROCESSES]
+
+
+def _serves(process: ProcessIo) -> bool:
+    """Whether it is a thread of the kernel that works for whoever asks, us included, as those of
+    a loop device do."""
+    return process.name.startswith("kworker/")
 
 
 def _moved(
@@ -147,7 +149,3 @@ def parse_process(stat: str, io: str) -> ProcessIo:
         read_bytes=int(values["read_bytes"]),
         write_bytes=int(values["write_bytes"]),
     )
-
-
-def _less(device: int | None, ours: int | None) -> int | None:
-    return None if device is None or ours is None else max(0, device - ours)

@@ -2,8 +2,10 @@
 
 Images and CI machines preload libraries that turn fsync into nothing or hide the page cache
 (`eatmydata` is the honest one). Three looks, because each can be deceived: which loaded object
-provides a call; whether the C library's call and the bare system call of the same name say
-the same, of a bad descriptor and of a real file; what is preloaded and loaded.
+provides a call, the C library being what lies beside the loader that the kernel has mapped; whether
+the C library's call and the bare system call of the same name say the same, of a bad descriptor and
+of a real file; what is preloaded, and what is mapped though the program's loader does not list it,
+as libraries of LD_AUDIT are, which can redirect any call.
 
 What sits below the system call (a sandbox's own kernel, a hypervisor, the drive's firmware)
 cannot be seen from here.
@@ -14,6 +16,7 @@ import errno
 import os
 import platform
 import re
+import struct
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
@@ -33,6 +36,7 @@ SYMBOLS = (
     *("fallocate", "fallocate64", "posix_fallocate", "posix_fallocate64"),
     *("ftruncate", "ftruncate64", "rename", "renameat", "renameat2", "unlink", "unlinkat"),
     *("mmap", "mmap64", "munmap", "mincore", "fstatfs", "syscall"),
+    *("clock_gettime", "nanosleep", "clock_nanosleep"),
 )
 """What the data path calls, under each name it may have, and what this module relies on."""
 
@@ -55,6 +59,7 @@ _FEW_BYTES = 64 * KIB
 _MANY_BYTES = 4 * MIB  # more than a device writes while the kernel tries to drop them
 _RTLD_LAZY_NOLOAD = 1 | 4
 _RTLD_DI_LINKMAP = 2
+_AT_BASE = 7  # of the auxiliary vector (getauxval(3)): where the kernel has put the loader
 
 
 def look(directory: Path | None = None) -> dict[str, Any]:
@@ -65,14 +70,22 @@ def look(directory: Path | None = None) -> dict[str, Any]:
     is None if no call could be compared; `note` says why a comparison was left out.
     """
     symbols = providers(SYMBOLS)
+    maps = text_of(Path("/proc/self/maps"))
     bad, real, note = _canaries(directory)
     known = None if bad is None and real is None else sorted({*(bad or ()), *(real or ())})
     return {
         "symbols": symbols,
-        "foreign_symbols": None if symbols is None else foreign_symbols(symbols, executable()),
+        "foreign_symbols": None
+        if symbols is None
+        else foreign_symbols(symbols, executable(), loader_directory(maps)),
         "disagreeing": known,
-        "preload": preload(os.environ.get("LD_PRELOAD"), text_of(Path("/etc/ld.so.preload"))),
-        "libraries": libraries(text_of(Path("/proc/self/maps"))),
+        "preload": preload(
+            os.environ.get("LD_PRELOAD"),
+            text_of(Path("/etc/ld.so.preload")),
+            os.environ.get("LD_AUDIT"),
+        ),
+        "libraries": libraries(maps),
+        "unlisted": unlisted(maps),
         "note": note,
     }
 
@@ -84,17 +97,43 @@ def executable() -> str:
 # What provides a call
 
 
-def is_c_library(path: str) -> bool:
-    """Whether a file is glibc, musl or one of their loaders, by its name."""
-    return _C_LIBRARY.fullmatch(os.path.basename(path)) is not None
+def is_c_library(path: str, directory: str | None) -> bool:
+    """Return whether a file is glibc, musl or one of their loaders: by its name, and by lying in or
+    below the directory of the loader, if that is known."""
+    named = _C_LIBRARY.fullmatch(os.path.basename(path)) is not None
+    return named and (directory is None or Path(os.path.realpath(path)).is_relative_to(directory))
 
 
-def foreign_symbols(symbols: Mapping[str, str], program: str) -> list[str]:
+def foreign_symbols(
+    symbols: Mapping[str, str], program: str, directory: str | None = None
+) -> list[str]:
     """Return the calls that neither the C library nor the program itself (linked statically)
-    provides."""
+    provides. `directory` is the loader's."""
     return sorted(
-        name for name, path in symbols.items() if path != program and not is_c_library(path)
+        name
+        for name, path in symbols.items()
+        if path != program and not is_c_library(path, directory)
     )
+
+
+def loader_directory(maps: str | None) -> str | None:
+    """Return where the loader lies that the kernel has mapped for this program; None if there is
+    none or it is not known."""
+    try:
+        words = struct.iter_unpack("@NN", Path("/proc/self/auxv").read_bytes())
+        base = dict(words).get(_AT_BASE, 0)
+    except (OSError, struct.error):
+        return None
+    path = next((path for begin, end, path in _mapped(maps or "") if begin <= base < end), None)
+    return None if not base or path is None else os.path.dirname(os.path.realpath(path))
+
+
+def _mapped(maps: str) -> Iterator[tuple[int, int, str]]:
+    """Yield begin, end and file of each mapping of a file (text of /proc/self/maps)."""
+    for columns in (line.split(maxsplit=5) for line in maps.splitlines()):
+        if len(columns) == 6 and _is_file(columns[5]):
+            begin, _, end = columns[0].partition("-")
+            yield int(begin, 16), int(end, 16), columns[5]
 
 
 class _Described(ctypes.Structure):
@@ -299,9 +338,10 @@ def _errno_of(call: Callable[[int], None]) -> int:
 # What is loaded
 
 
-def preload(variable: str | None, file: str | None) -> str | None:
-    """Join what LD_PRELOAD and the text of /etc/ld.so.preload request; None if neither does."""
-    sources = {"LD_PRELOAD": variable, "/etc/ld.so.preload": file}
+def preload(variable: str | None, file: str | None, audit: str | None = None) -> str | None:
+    """Join what LD_PRELOAD, the text of /etc/ld.so.preload and LD_AUDIT request; None if none
+    does."""
+    sources = {"LD_PRELOAD": variable, "/etc/ld.so.preload": file, "LD_AUDIT": audit}
     requests = [f"{name}: {' '.join(text.split())}" for name, text in sources.items() if text]
     return "; ".join(name for name in requests if not name.endswith(": ")) or None
 
@@ -318,6 +358,20 @@ def libraries(maps: str | None) -> list[str] | None:
     files = sorted({c[5] for c in columns if len(c) == 6 and "x" in c[1] and _is_file(c[5])})
     left_out = len(files) - MOST_LIBRARIES
     return files if left_out <= 0 else [*files[:MOST_LIBRARIES], f"and {left_out} more"]
+
+
+def unlisted(maps: str | None) -> list[str] | None:
+    """Return the files with code that are mapped though the loader does not list them among those
+    of the program. None if it cannot be asked."""
+    try:
+        listed = {os.path.realpath(path) for path in _loaded_objects(_loader())}
+    except (OSError, AttributeError):
+        return None
+    mapped = libraries(maps)
+    if mapped is None:
+        return None
+    known = {*listed, executable()}
+    return [path for path in mapped if path.startswith("/") and os.path.realpath(path) not in known]
 
 
 def _is_file(name: str) -> bool:

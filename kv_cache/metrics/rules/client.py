@@ -1,11 +1,14 @@
 """V13, V15 and V25: whether the client was fast enough for the number to be the device's."""
 
 from collections.abc import Iterator
+from math import inf
 
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, Status, invalid, nothing, suspect, unknown, well
 from kv_cache.metrics.rules.readings import SHORT_WINDOW_S, percent
 
+_ASKED_SHARE = 0.95  # of the requested rate
+_ENOUGH_FOR_P99 = 1000  # values of which ten lie beyond p99
 _FEW_UNFINISHED = 0.1  # of the requests, where an open load is kept up with
 
 
@@ -16,7 +19,8 @@ def client(e: Evidence, t: Thresholds) -> Iterator[Look]:
     load = "" if used is None or not cores else f", using {used:.2f} of {cores:g} cores"
     if (e.number("completeness.window_s") or 0) < SHORT_WINDOW_S:
         yield unknown(f"a window of less than {SHORT_WINDOW_S:g} s says nothing of the client")
-    elif ratio is not None:
+        return
+    if ratio is not None:
         yield _against_ceiling(e, t, ratio, load)
     elif share is None:
         yield unknown("the client's CPU time is not known; --certify measures its ceiling")
@@ -27,6 +31,25 @@ def client(e: Evidence, t: Thresholds) -> Iterator[Look]:
         )
     else:
         yield well(f"the client left cores idle{load}; --certify measures its ceiling")
+    yield from _others(e, t)
+
+
+def _others(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    """Others who leave no core idle make our threads wait, whatever these need themselves."""
+    ours, others, idle = e.numbers("client", "cores_used", "others_cores", "idle_cores")
+    if others is None or idle is None or others < t.idle_cores:
+        return
+    busy = others + (ours or 0)
+    names = ", ".join(
+        f"{row.text('name') or 'unnamed'} ({row.number('cpu_s') or 0:.1f} s)"
+        for row in e.rows("client.busiest") or []
+    )
+    who = f" ({names})" if names else ""
+    fact = f"others{who} used {others:.2f} cores beside our {ours or 0:.2f}"
+    if busy > t.most_cores_share * (busy + idle):
+        yield suspect(f"{fact} and left {idle:.2f} idle: our threads waited for them; stop them")
+    else:
+        yield well(f"{fact}, and {idle:.2f} were idle")
 
 
 def _against_ceiling(e: Evidence, t: Thresholds, ratio: float, load: str) -> Look:
@@ -59,44 +82,66 @@ def keeps_its_schedule(e: Evidence, t: Thresholds) -> bool:
 
 
 def schedule(e: Evidence, t: Thresholds) -> Iterator[Look]:
-    lag, target = e.number("client.schedule_lag_p99_ms"), e.number("client.shortest_target_ms")
-    if lag is None:
+    """Whether requests were asked when they were meant to be: by the lag at a percentile beside the
+    response at it, or the shortest target if that is longer."""
+    lags = {p: e.number(f"client.schedule_lag_{p}_ms") for p in ("p50", "p99")}
+    if lags["p99"] is None:
         yield nothing("nothing is asked by a schedule (closed loop)")
-    elif not target:
-        yield unknown("there is no SLO that the lag could be compared with")
+        return
+    rate, requested = e.numbers("completeness", "asked_per_s", "requested_per_s")
+    if rate is not None and requested and rate < _ASKED_SHARE * requested:
+        yield suspect(
+            f"asked {rate:.3g}/s of {requested:.3g}/s: users were waiting for their answers, and "
+            "times count from when they should have asked; lower the rate, or take more users or "
+            "an open loop"
+        )
+        return
+    few = (e.number("completeness.completed") or 0) < _ENOUGH_FOR_P99 and lags["p50"] is not None
+    target, looks = e.number("client.shortest_target_ms") or 0.0, []
+    for name, lag in lags.items():
+        if lag is None or (few and name == "p99"):
+            continue
+        limit = t.most_schedule_lag_share * max(
+            target, e.number(f"client.response_{name}_ms") or 0.0
+        )
+        looks.append((lag / limit if limit else inf, name, lag, limit))
+    if not looks or not max(looks)[3]:
+        yield unknown("there is nothing that the lag behind the schedule could be compared with")
+        return
+    worst, name, lag, limit = max(looks)
+    fact = f"{name} of the lag behind the schedule is {lag:.2f} ms"
+    if worst > 1:
+        yield suspect(
+            f"{fact}, above {limit:.2f} ms ({percent(t.most_schedule_lag_share)} of the response "
+            "there, or of the shortest target): the benchmark asked too late; lower the rate or "
+            "use more cores"
+        )
     else:
-        fact = f"p99 of the lag behind the schedule is {lag:.2f} ms"
-        limit = t.most_schedule_lag_share * target
-        if lag > limit:
-            yield suspect(
-                f"{fact}, above {limit:.2f} ms ({percent(t.most_schedule_lag_share)} of the "
-                f"shortest target, {target:g} ms): the benchmark asked too late; lower the rate or "
-                "use more cores"
-            )
-        else:
-            yield well(f"{fact}, at most {limit:.2f} ms is wanted")
+        yield well(f"{fact}, at most {limit:.2f} ms is wanted")
 
 
 def harness_lag(e: Evidence, t: Thresholds) -> Iterator[Look]:
-    lag99, lag50, read50 = e.numbers(
-        "client", "harness_lag_p99_ms", "harness_lag_p50_ms", "storage_read_p50_ms"
-    )
-    if lag99 is None:
+    """A call's time ends when its thread can take the instant: the published time at a percentile
+    can be too long by what the lag is there."""
+    if e.number("client.harness_lag_p99_ms") is None:
         yield unknown("the harness's own lag was not measured")
         return
-    if not read50:
-        yield nothing("nothing was read from storage that the lag could distort")
+    shares = {"p50": t.most_median_lag_share, "p99": t.most_harness_lag_share}
+    looks = []
+    for name, most in shares.items():
+        for kind in ("read", "write"):
+            lag, took = e.numbers("client", f"harness_lag_{name}_ms", f"storage_{kind}_{name}_ms")
+            if lag is not None and took:
+                fact = f"{lag:.2f} ms late at {name}, where a {kind} takes {took:.2f} ms"
+                looks.append((lag / took / most if most else inf, fact, most))
+    if not looks:
+        yield nothing("storage moved nothing that the lag could distort")
         return
-    fact = f"the harness woke up {lag99:.2f} ms late at p99, where a read takes {read50:.2f} ms"
-    way = "use more cores, fewer threads or larger blocks, or stop what else runs here"
-    if lag99 > t.most_harness_lag_share * read50:
-        yield suspect(
-            f"{fact} at p50: the tail latencies are the harness's as much as the device's; {way}"
-        )
-    elif lag50 is not None and lag50 > t.most_median_lag_share * read50:
-        yield suspect(
-            f"the harness woke up {lag50:.2f} ms late at p50, where a read takes {read50:.2f} ms: "
-            f"typical latencies are the harness's too; {way}"
-        )
-    else:
-        yield well(f"{fact} at p50")
+    worst, fact, most = max(looks)
+    if worst <= 1:
+        yield well(f"the harness woke up {fact}")
+        return
+    yield suspect(
+        f"the harness woke up {fact}: more than {percent(most)} of that can be the harness's; use "
+        "more cores, fewer threads or larger blocks, or stop what else runs here"
+    )

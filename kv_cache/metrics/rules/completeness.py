@@ -6,6 +6,9 @@ from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, suspect, well
 from kv_cache.metrics.rules.readings import percent
 
+_FEW = 5  # requests by which a queue that is served may differ between two instants
+_NO_END_MS, _NO_END_TIMES = 1000.0, 10.0  # an operation without an end: of ms, and of p99
+
 
 def completeness(e: Evidence, t: Thresholds) -> Iterator[Look]:
     yield from _all_known(e)
@@ -60,16 +63,35 @@ def _failures(e: Evidence) -> Iterator[Look]:
 
 
 def _left_over(e: Evidence, t: Thresholds) -> Iterator[Look]:
-    submitted = e.number("completeness.submitted")
-    longer = "the long ones are missing; raise --duration or ask with fewer users"
-    slower = "lower the request rate, or raise schedule.queue_limit"
-    for name, limit, way in (
-        ("unfinished", t.most_unfinished_share, longer),
-        ("rejected", t.most_rejected_share, slower),
-    ):
-        count = e.number(f"completeness.{name}")
-        if count is not None and submitted and count / submitted > limit:
-            yield suspect(
-                f"{percent(count / submitted)} of {submitted:.0f} requests were {name} (at "
-                f"most {percent(limit)} is wanted); {way}"
-            )
+    """What was rejected, what an open loop asks beyond what is served, and operations without an
+    end.
+
+    The users of a closed loop wait at the end of a window as they do at its beginning, however many
+    they are: what is in flight counts in percentiles with what it has waited."""
+    submitted, rejected = e.numbers("completeness", "submitted", "rejected")
+    if rejected and submitted and rejected / submitted > t.most_rejected_share:
+        yield suspect(
+            f"{percent(rejected / submitted)} of {submitted:.0f} requests were rejected (at most "
+            f"{percent(t.most_rejected_share)} is wanted); lower the request rate, or raise "
+            "schedule.queue_limit"
+        )
+    grown, arrived = e.numbers("completeness", "backlog_growth", "asked")
+    if grown and arrived and grown >= _FEW and grown / arrived > t.most_unfinished_share:
+        yield suspect(
+            f"{grown:.0f} more requests waited at the end of the window than at its beginning, of "
+            f"{arrived:.0f} that were asked in it (at most {percent(t.most_unfinished_share)} is "
+            "wanted): the rate is more than is served, and how long answers take depends on how "
+            "long the run is; lower the request rate"
+        )
+    oldest, tail = e.number("completeness.oldest_operation_ms"), _slowest_tail(e)
+    if oldest is not None and tail and oldest > max(_NO_END_MS, _NO_END_TIMES * tail):
+        yield suspect(
+            f"an operation on storage had not ended {oldest / 1000:.1f} s after it began, where "
+            f"p99 is {tail:.1f} ms: its time is not in the numbers; run again, and look at the "
+            "device"
+        )
+
+
+def _slowest_tail(e: Evidence) -> float | None:
+    tails = [e.number(f"client.storage_{kind}_p99_ms") for kind in ("read", "write")]
+    return max((tail for tail in tails if tail is not None), default=None)

@@ -39,12 +39,15 @@ def payload(e: Evidence, t: Thresholds) -> Iterator[Look]:
 
 
 def amplification(e: Evidence, t: Thresholds) -> Iterator[Look]:
-    read, unique = e.numbers("amplification", "storage_read_bytes", "unique_read_bytes")
+    loaded, moved, unique = e.numbers(
+        "amplification", "loaded_bytes", "storage_read_bytes", "unique_read_bytes"
+    )
+    read = moved if loaded is None else loaded  # a result without it has the bytes of all calls
     if read is None or unique is None:
         yield unknown("how many different bytes were read is not known")
         return
     if not read:
-        yield nothing("nothing was read from storage")
+        yield nothing("no load from storage came to its end")
         return
     printed = e.number("amplification.read_amplification")
     actual = read / unique if unique else None

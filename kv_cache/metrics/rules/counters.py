@@ -81,6 +81,12 @@ def _against_process(
     known = e.number(f"ledger.other_process_{kind}_bytes") or 0
     surplus = process - claimed - known
     if surplus > max(t.counter_tolerance * claimed, t.enough_bytes):
+        if failed := e.number("completeness.storage_failed_operations"):
+            return unknown(
+                f"the kernel counted {human_bytes(surplus)} more {past} than our ledger has: "
+                f"{failed:.0f} operations failed on storage, and what they moved until then is in "
+                "no ledger; see V12"
+            )
         return suspect(
             f"the kernel counted {human_bytes(surplus)} more {past} than our ledger has "
             f"({human_bytes(claimed)}): I/O that no result shows, such as read-ahead; use "

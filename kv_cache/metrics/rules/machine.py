@@ -11,27 +11,31 @@ from kv_cache.metrics.rules.readings import first_few, moved, percent
 REAL_IO = "real-io"
 VIRTUAL_TIME = "virtual-time"
 """The two drivers."""
-_LIBC = ("libc.so", "libc-", "libpthread", "ld-linux", "ld-musl", "libc.musl", "linux-vdso")
+_CLOCK_READING_S = 0.01  # between the readings of two clocks a thread may have to wait
+_LONGER, _TICKS_S = 1.05, 0.1  # times the window and more; the kernel counts in ticks of 10 ms
 
 
 def interposed_calls(e: Evidence, t: Thresholds) -> Iterator[Look]:
     disagreeing = e.words("interposed.disagreeing")
     foreign = e.words("interposed.foreign_symbols")
     preload = e.text("interposed.preload")
-    by = f", LD_PRELOAD is {preload}" if preload else ""
-    strangers = [name for name in foreign or [] if not _from_libc(e, name)]
+    by = f", preloaded is {preload}" if preload else ""
+    hidden = e.words("interposed.unlisted")
     if disagreeing:
         yield invalid(
             f"{first_few(disagreeing)} of the C library do not do what the system call does{by}: "
             "they are faked; run without the preloaded library"
         )
-    elif strangers:
-        origins = [
-            f"{name} ({_provider(e, name) or 'from where is unknown'})" for name in strangers
-        ]
+    elif foreign:
+        origins = [f"{name} ({_provider(e, name) or 'from where is unknown'})" for name in foreign]
         yield suspect(
             f"another library stands in for {first_few(origins)}{by}; run without it, or make sure "
             "that it passes every call on"
+        )
+    elif hidden or (preload and "LD_AUDIT" in preload):
+        yield suspect(
+            f"{first_few(hidden or [preload or ''])} is loaded beside the program's own "
+            "libraries, as those of LD_AUDIT are, which can redirect any call; run without it"
         )
     elif disagreeing is None:
         yield unknown("what the C library's calls do was not compared with raw system calls")
@@ -45,16 +49,19 @@ def _provider(e: Evidence, symbol: str) -> str | None:
     return Evidence(symbols).text(symbol) if isinstance(symbols, Mapping) else None
 
 
-def _from_libc(e: Evidence, symbol: str) -> bool:
-    """glibc before 2.34 has some of its I/O calls in libpthread."""
-    return (_provider(e, symbol) or "").rsplit("/", 1)[-1].startswith(_LIBC)
-
-
 def clocks(e: Evidence, t: Thresholds) -> Iterator[Look]:
     wall, monotonic = e.number("clock.wall_s"), e.number("clock.monotonic_s")
+    yield from _impossible(e, t)
     if wall is None or monotonic is None:
         yield unknown("the run was not timed by two clocks")
         return
+    kernel = e.number("clock.kernel_s")
+    reading_s = _CLOCK_READING_S + t.clock_tolerance_share * (kernel or 0)
+    if kernel is not None and abs(kernel - monotonic) > reading_s:
+        yield invalid(
+            f"this program's clock ran for {monotonic:.3f} s and the kernel's for {kernel:.3f} s: "
+            "something answers for the clock, so every rate and time is false; run without it"
+        )
     apart = abs(wall - monotonic)
     fact = f"wall clock and monotonic clock differ by {apart:.3f} s over {monotonic:.1f} s"
     if apart > t.clock_tolerance_s + t.clock_tolerance_share * monotonic:
@@ -65,17 +72,42 @@ def clocks(e: Evidence, t: Thresholds) -> Iterator[Look]:
         yield well(fact)
 
 
+def _impossible(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    """What no window can hold: more CPU time than cores have, a disk busy for longer than it."""
+    window = e.number("completeness.window_s")
+    if not window:
+        return
+    cores, core_s = e.numbers("clock", "cores", "core_s")
+    if cores and core_s is not None and core_s > cores * (_LONGER * window + _TICKS_S):
+        yield invalid(
+            f"the kernel counted {core_s:.2f} s of {cores:.0f} cores in a window of "
+            f"{window:.2f} s, which holds {cores * window:.2f}: the window was longer than is "
+            "said, so every rate is false"
+        )
+    devices, busy_s = e.numbers("clock", "devices", "busy_s")
+    if devices and busy_s is not None and busy_s > devices * (_LONGER * window + _TICKS_S):
+        yield invalid(
+            f"the disk was busy for {busy_s:.2f} s in a window of {window:.2f} s: the window was "
+            "longer than is said, so every rate is false"
+        )
+
+
 def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
     # Bytes written through the page cache are ours when the page is made and the device's when it
     # is written back: their difference within a window belongs to none.
     kinds = ["read"] if moved(e, "write", cached=True) else ["read", "write"]
     counts = [e.number(f"foreign.{kind}_bytes") for kind in kinds]
     known = [nbytes for nbytes in counts if nbytes is not None]
+    where = (e.text("foreign.counted") or "the device").replace("+", " and ")
+    unlike = ", ".join(e.words("stack.not_compared") or ())
     if not known:
-        yield unknown("what others did on the device is not known")
+        why = f": {unlike}" if unlike else ""
+        yield unknown(f"what others did on the disks is not known{why}")
         return
     theirs, ours = sum(known), _ours_in_window(e)
-    fact = f"others moved {human_bytes(theirs)} on the device during the window"
+    fact = f"others moved {human_bytes(theirs)} on {where} during the window"
+    if unlike:
+        fact += f" (the disks below are not compared: {unlike})"
     if theirs <= max(t.most_foreign_share * ours, t.enough_bytes):
         yield well(fact)
         return

@@ -26,7 +26,7 @@ PART_BYTES = 256 << 10
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_STEP_BYTES = 16 << 10
+_ZSTD_STEP_BYTES = 2 << 10  # of zeros: 64 MiB at once
 _UNREADABLE = (OSError, EOFError, zlib.error)
 
 

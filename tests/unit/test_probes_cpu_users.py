@@ -1,0 +1,45 @@
+"""Who used the CPU beside us."""
+
+import os
+import time
+from pathlib import Path
+
+from kv_cache.bench.probes.cpu_users import CpuUse, between, parse_stat, snapshot
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def use(seconds: float, *, started: int = 1, parent: int = 1, name: str = "p") -> CpuUse:
+    return CpuUse(started=started, parent=parent, name=name, seconds=seconds)
+
+
+def test_a_process_is_read_as_proc_describes_it() -> None:
+    columns = ["S", "3", *["0"] * 9, str(TICKS), str(2 * TICKS), str(4 * TICKS), "0", *["0"] * 4]
+    found = parse_stat(f"12 (a) (b c) {' '.join(columns)} 77 0 0\n")
+    assert found == CpuUse(started=77, parent=3, name="a) (b c", seconds=7.0)
+
+
+def test_each_group_has_its_seconds_and_the_busiest_others_come_first() -> None:
+    before = {1: use(5), 10: use(1), 11: use(2), 12: use(0, parent=2), 13: use(9), 14: use(3)}
+    after = {
+        1: use(5), 10: use(8), 11: use(4), 12: use(0.5, parent=2), 14: use(3.25, name="cc"),
+        13: use(1, started=9, name="ld"), 15: use(2, name="as"),
+    }  # fmt: skip
+    found = between(before, after, ours=[10], siblings=[11])
+    assert (found.siblings_cpu_s, found.kernel_cpu_s) == (2.0, 0.5)
+    named = [(one.pid, one.name, one.cpu_s) for one in found.busiest]
+    assert named == [(15, "as", 2.0), (13, "ld", 1.0), (14, "cc", 0.25)]
+
+
+def test_this_process_is_seen_to_work() -> None:
+    before, end = snapshot(), time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    after = snapshot()
+    assert after[os.getpid()].seconds - before[os.getpid()].seconds >= 0.1 - 2 / TICKS
+
+
+def test_processes_that_vanish_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "10").mkdir()
+    (tmp_path / "self").mkdir()
+    assert snapshot(tmp_path) == {}
