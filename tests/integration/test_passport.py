@@ -684,7 +684,7 @@ def test_a_library_that_audits_all_calls_is_named(tmp_path: Path, preload: Prelo
 def test_a_clock_at_half_speed_is_named(tmp_path: Path, preload: Preload, quiet: Any) -> None:
     assert status(quiet, "V21") == "pass"
     preload(HALF_SPEED)
-    own = ran(tmp_path, "--max-requests=0", "--duration=1.5")
+    own = ran(tmp_path, "--max-requests=0", "--duration=0.5")
     names(own, V21="invalid", V4="suspect")
     clock = own["passport"]["evidence"]["clock"]
     assert clock["kernel_s"] == pytest.approx(2 * clock["monotonic_s"], rel=0.02)
@@ -863,6 +863,7 @@ def test_a_run_that_measures_the_client_is_named(
     names(own)
 
 
+@pytest.mark.nightly  # by day it would burn what the other tests want
 def test_others_who_use_all_cores_are_named(tmp_path: Path) -> None:
     with ExitStack() as burning:
         for _ in range(2 * (os.cpu_count() or 1)):

@@ -19,7 +19,7 @@ import re
 import struct
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -364,14 +364,17 @@ def unlisted(maps: str | None) -> list[str] | None:
     """Return the files with code that are mapped though the loader does not list them among those
     of the program. None if it cannot be asked."""
     try:
-        listed = {os.path.realpath(path) for path in _loaded_objects(_loader())}
+        listed = {_real(path) for path in _loaded_objects(_loader())}
     except (OSError, AttributeError):
         return None
     mapped = libraries(maps)
     if mapped is None:
         return None
     known = {*listed, executable()}
-    return [path for path in mapped if path.startswith("/") and os.path.realpath(path) not in known]
+    return [path for path in mapped if path.startswith("/") and _real(path) not in known]
+
+
+_real = cache(os.path.realpath)  # what is mapped stays where it is
 
 
 def _is_file(name: str) -> bool:
