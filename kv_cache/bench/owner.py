@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kv_cache.bench.procfs import text_of
+from kv_cache.bench.procfs import parse_stat, text_of
 from kv_cache.core.text import in_utf8
 
 PROGRAM = "kv-cache"
@@ -189,5 +189,5 @@ def _start_ticks(pid: int) -> int | None:
     text = text_of(Path(f"/proc/{pid}/stat"))
     if text is None:
         return None
-    state, *fields = text.rpartition(")")[2].split()  # the name before it may hold anything
-    return None if state in "ZX" else int(fields[18])
+    stat = parse_stat(text)
+    return None if stat.state in "ZX" else stat.started

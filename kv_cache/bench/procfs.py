@@ -5,6 +5,7 @@ Reading fails to None and parsing is pure; what a value means is decided by the 
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from kv_cache.core.mounts import Mount, parse_mounts
 
@@ -25,6 +26,27 @@ def parse_pairs(text: str) -> dict[str, str]:
     """Parse lines of `name: value`."""
     pairs = (line.partition(":") for line in text.splitlines())
     return {name: value.strip() for name, _, value in pairs}
+
+
+class ProcessStat(NamedTuple):
+    """Of /proc/PID/stat. `started` is in ticks since the machine's start: with the pid, the
+    process. `ticks` are CPU time, that of its children that ended included."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    ticks: int
+    started: int
+
+
+def parse_stat(text: str) -> ProcessStat:
+    """Parse the text of /proc/PID/stat, as proc(5) describes it."""
+    head, _, tail = text.rpartition(")")  # a name may hold blanks and brackets
+    pid, _, name = head.partition(" (")
+    state, parent, *columns = tail.split()
+    ticks = sum(map(int, columns[9:13]))
+    return ProcessStat(int(pid), name, state, int(parent), ticks, int(columns[17]))
 
 
 def block_device(number: str, root: Path = Path("/")) -> str | None:

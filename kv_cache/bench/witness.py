@@ -8,13 +8,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from kv_cache.bench.clock import Instants, MonotonicClock, kernel_ns
+from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import Counters, device_of, read_counters
 from kv_cache.bench.probes import cpu_users, foreign, interposed, throttles
 from kv_cache.bench.probes.counter_watch import CounterWatch
@@ -86,11 +86,12 @@ class Witness:
         self._neighbours: list[Any] = []
         self._around = self._others()
         self._kin = self._kin_then = foreign.snapshot_of(self._siblings)
+        self._opened_ns = self._closed_ns = self._clock.now_ns()
         self._own = self._own_before = (0, 0)
         self._cpu_users: CpuUsers | None = None
 
-    def _instants(self) -> Instants:
-        return Instants(time.time(), self._clock.now_ns(), kernel_ns())
+    def _instants(self) -> "_Instants":
+        return _Instants(time.time(), self._clock.now_ns(), interposed.kernel_ns())
 
     def _counters(self) -> Counters:
         return read_counters(self._devices, self._stack.disks)
@@ -104,10 +105,10 @@ class Witness:
         self._kin = foreign.snapshot_of(self._siblings)
         self._canary.mark()
         self._own_before = self._pulse.bytes_moved()
-        self._opened = self._counters()
+        self._opened, self._opened_ns = self._counters(), self._clock.now_ns()
 
     def close_window(self) -> None:
-        self._closed = self._counters()
+        self._closed, self._closed_ns = self._counters(), self._clock.now_ns()
         self._own = _less(self._pulse.bytes_moved(), self._own_before)
         self._lags = self._canary.mark()
         self._kin_then = foreign.snapshot_of(self._siblings)
@@ -212,6 +213,7 @@ class Witness:
                 if known
                 else None,
                 "cores": os.sysconf("SC_NPROCESSORS_ONLN"),
+                "counted_s": ns_to_s(self._closed_ns - self._opened_ns),
             },
             "payload": dict(self._payload),
             "link": {"bytes_per_second": link[0], "source": link[1]},
@@ -230,6 +232,14 @@ class Witness:
             return section
         moved = foreign.moved(self._kin, self._kin_then)
         return {**section, "siblings": foreign.siblings_row(self._siblings, moved)}
+
+
+class _Instants(NamedTuple):
+    """One moment by several clocks; `kernel_ns` is the monotonic clock's, past the C library."""
+
+    wall_s: float
+    monotonic_ns: int
+    kernel_ns: int | None
 
 
 def _less(later: tuple[int, int], sooner: tuple[int, int]) -> tuple[int, int]:

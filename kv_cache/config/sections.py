@@ -405,6 +405,11 @@ class PreconditionConfig:
     )  # fmt: skip
 
 
+FAIL_ON = ("invalid", "suspect", "slo")
+"""What a result is not to be, each with all before it: the last is a missed SLO, or a capacity of
+0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
     """Where results go."""
@@ -472,7 +477,7 @@ class OutputConfig:
     json: bool = opt(False, "Print the summary as one JSON document instead of text", flag="--json")
     fail_on: str | None = opt(
         None, "Exit with 4 where the verdict is invalid; or suspect too; or where an SLO was "
-        "missed too, or the capacity is 0", choices=("invalid", "suspect", "slo"), flag="--fail-on",
+        "missed too, or the capacity is 0", choices=FAIL_ON, flag="--fail-on",
     )  # fmt: skip
     fio_export: str | None = opt(
         None, "Write a fio job file that does the same storage I/O", flag="--fio-export",

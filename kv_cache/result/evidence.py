@@ -366,12 +366,13 @@ def _others_cores(run: CountedRun, cpu_s: float | None) -> dict[str, float | Non
     busy_s, total_s = number(window, "host_busy_s"), number(window, "host_total_s")
     theirs = [seen.get(f"{name}_cpu_s") for name in ("siblings", "kernel")]
     known = [s for s in (cpu_s, *theirs) if isinstance(s, int | float)]
-    if busy_s is None or total_s is None or not run.window_s:
+    counted_s = (_facts(run).clock or {}).get("counted_s") or run.window_s
+    if busy_s is None or total_s is None or not counted_s:
         return {"others_cores": None, "idle_cores": None}
     others_s = max(0.0, busy_s - sum(known)) if len(known) > len(theirs) else None
     return {
-        "others_cores": None if others_s is None else others_s / run.window_s,
-        "idle_cores": (total_s - busy_s) / run.window_s,
+        "others_cores": None if others_s is None else others_s / counted_s,
+        "idle_cores": (total_s - busy_s) / counted_s,
     }
 
 

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 
+from kv_cache.config.sections import FAIL_ON
 from kv_cache.metrics.judging import Status
 from kv_cache.metrics.passport import VALID
 from kv_cache.result.metrics import Json
 from kv_cache.result.paths import value_at
-
-LEVELS = (Status.INVALID.value, Status.SUSPECT.value, "slo")
-"""What is not to be, each with all before it; the last is a missed SLO, or a capacity of 0."""
 
 
 def broken(section: Json, level: str | None) -> str | None:
@@ -19,7 +17,7 @@ def broken(section: Json, level: str | None) -> str | None:
     verdict = value_at(section, "passport.verdict") or section.get("verdict")
     if verdict == Status.INVALID or (level != Status.INVALID and verdict not in (VALID, None)):
         return f"the verdict is {verdict}"
-    return next(_missed(section), None) if level == LEVELS[-1] else None
+    return next(_missed(section), None) if level == FAIL_ON[-1] else None
 
 
 def _missed(section: Json) -> Iterator[str]:

@@ -142,8 +142,10 @@ class Intake:
     def _pop(self, now_ns: int) -> Request:
         due_ns = None if self._source.on_demand else self._source.next_ns()
         request = self._source.pop(now_ns - self._origin_ns)
-        # Whoever plays it again asks when there was somebody to ask.
-        self._on_arrival(request if due_ns is None else replace(request, intended_ns=due_ns))
+        if due_ns is None or due_ns == request.intended_ns:
+            self._on_arrival(request)
+        else:  # whoever plays it again asks when there was somebody to ask
+            self._on_arrival(replace(request, intended_ns=due_ns))
         return self.offered.see(replace(request, intended_ns=request.intended_ns + self._origin_ns))
 
     def _after(self, request: Request, now_ns: int) -> None:

@@ -688,7 +688,7 @@ def test_a_clock_at_half_speed_is_named(tmp_path: Path, preload: Preload, quiet:
     names(own, V21="invalid", V4="suspect")
     clock = own["passport"]["evidence"]["clock"]
     assert clock["kernel_s"] == pytest.approx(2 * clock["monotonic_s"], rel=0.02)
-    assert "the window was longer than is said" in says(own, "V21")
+    assert "the time was longer than is said" in says(own, "V21")
 
 
 def test_eatmydata_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: Any) -> None:

@@ -310,9 +310,13 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
     "the clock is not the kernel's": (
         "V21", "invalid", {"clock.kernel_s": 80.0}, "the kernel's for 80.000 s"),
     "a window has more time of cores than it can hold": (
-        "V21", "invalid", {"clock.cores": 8, "clock.core_s": 80.0 * 8}, "longer than is said"),
+        "V21", "invalid", {"clock.counted_s": 30.1, "clock.cores": 8,
+                            "clock.core_s": 80.0 * 8}, "longer than is said"),
     "a window has a disk that was busy for longer": (
-        "V21", "invalid", {"clock.devices": 1, "clock.busy_s": 80.0}, "the disk was busy for"),
+        "V21", "invalid", {"clock.counted_s": 30.1, "clock.devices": 1, "clock.busy_s": 80.0},
+        "the disk was busy for"),
+    "counters are of a longer time than the window": (
+        "V21", "suspect", {"clock.counted_s": 60.0}, "around a window of 30.00 s"),
     "a library is loaded beside the program's": (
         "V4", "suspect", {"interposed.unlisted": ["/tmp/a.so"]}, "/tmp/a.so"),
     "the clocks disagree": ("V21", "suspect", {"clock.wall_s": 50.0}, "9.000 s"),
@@ -411,6 +415,8 @@ def test_a_schedule_that_is_kept_passes() -> None:
 
 
 HARMLESS: Mapping[str, Mapping[str, Any]] = {
+    "counters are read when a busy machine lets the program": {
+        "clock.counted_s": 32.0, "clock.cores": 8, "clock.core_s": 8 * 32.0},
     "others are busy and leave cores idle": {
         "client.others_cores": 1.2, "client.idle_cores": 6.5, "client.busiest": []},
     "the harness is later than a typical read and not where the tail is published": {

@@ -4,19 +4,20 @@ import os
 import time
 from pathlib import Path
 
-from kv_cache.bench.probes.cpu_users import CpuUse, between, parse_stat, snapshot
+from kv_cache.bench.probes.cpu_users import between, snapshot
+from kv_cache.bench.procfs import ProcessStat, parse_stat
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def use(seconds: float, *, started: int = 1, parent: int = 1, name: str = "p") -> CpuUse:
-    return CpuUse(started=started, parent=parent, name=name, seconds=seconds)
+def use(seconds: float, *, started: int = 1, parent: int = 1, name: str = "p") -> ProcessStat:
+    return ProcessStat(0, name, "S", parent, round(seconds * TICKS), started)
 
 
 def test_a_process_is_read_as_proc_describes_it() -> None:
     columns = ["S", "3", *["0"] * 9, str(TICKS), str(2 * TICKS), str(4 * TICKS), "0", *["0"] * 4]
     found = parse_stat(f"12 (a) (b c) {' '.join(columns)} 77 0 0\n")
-    assert found == CpuUse(started=77, parent=3, name="a) (b c", seconds=7.0)
+    assert found == ProcessStat(12, "a) (b c", "S", 3, 7 * TICKS, 77)
 
 
 def test_each_group_has_its_seconds_and_the_busiest_others_come_first() -> None:
@@ -36,7 +37,7 @@ def test_this_process_is_seen_to_work() -> None:
     while time.process_time() < end:
         pass
     after = snapshot()
-    assert after[os.getpid()].seconds - before[os.getpid()].seconds >= 0.1 - 2 / TICKS
+    assert after[os.getpid()].ticks - before[os.getpid()].ticks >= 0.1 * TICKS - 2
 
 
 def test_processes_that_vanish_are_left_out(tmp_path: Path) -> None:

@@ -8,23 +8,13 @@ subtracts). What a process that ended in between had used is in its parent's cou
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import Struct
 
-from kv_cache.bench.procfs import text_of
+from kv_cache.bench.procfs import ProcessStat, parse_stat, text_of
 
 MOST_PROCESSES = 3
 _KTHREADD = 2  # the parent of all threads of the kernel
-
-
-class CpuUse(NamedTuple):
-    """CPU seconds of a process's life, with its children's that ended."""
-
-    started: int  # in ticks since the machine's start: with the pid, the process
-    parent: int
-    name: str
-    seconds: float
 
 
 class BusyProcess(Struct, frozen=True, kw_only=True):
@@ -41,7 +31,7 @@ class CpuUsers(Struct, frozen=True, kw_only=True):
     busiest: tuple[BusyProcess, ...]
 
 
-Snapshot = Mapping[int, CpuUse]
+Snapshot = Mapping[int, ProcessStat]
 
 
 def snapshot(proc: Path = Path("/proc")) -> Snapshot:
@@ -52,25 +42,13 @@ def snapshot(proc: Path = Path("/proc")) -> Snapshot:
     return {pid: parse_stat(text) for pid, text in stats.items() if text}
 
 
-def parse_stat(text: str) -> CpuUse:
-    """Parse the text of /proc/PID/stat, as proc(5) describes it."""
-    head, _, tail = text.rpartition(")")  # a name may hold blanks and brackets
-    columns = tail.split()
-    ticks = sum(map(int, columns[11:15]))
-    return CpuUse(
-        started=int(columns[19]),
-        parent=int(columns[1]),
-        name=head.partition(" (")[2],
-        seconds=ticks / os.sysconf("SC_CLK_TCK"),
-    )
-
-
 def between(
     before: Snapshot, after: Snapshot, ours: Collection[int], siblings: Collection[int]
 ) -> CpuUsers:
     """Return who used the CPU between two snapshots."""
+    hertz = os.sysconf("SC_CLK_TCK")
     used = {
-        pid: max(0.0, process.seconds - _sooner(before.get(pid), process))
+        pid: max(0, process.ticks - _sooner(before.get(pid), process)) / hertz
         for pid, process in after.items()
     }
     kernel = {pid for pid, process in after.items() if process.parent == _KTHREADD}
@@ -86,7 +64,6 @@ def between(
     )
 
 
-def _sooner(earlier: CpuUse | None, process: CpuUse) -> float:
+def _sooner(earlier: ProcessStat | None, process: ProcessStat) -> int:
     """Return what the same process had used before; a pid is used again."""
-    same = earlier is not None and earlier.started == process.started
-    return earlier.seconds if same and earlier is not None else 0.0
+    return 0 if earlier is None or earlier.started != process.started else earlier.ticks

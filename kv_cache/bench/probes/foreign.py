@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kv_cache.bench.procfs import parse_pairs, text_of
+from kv_cache.bench.procfs import parse_pairs, parse_stat, text_of
 
 MOST_PROCESSES = 5
 
@@ -138,14 +138,12 @@ def _process(proc: Path, pid: int) -> ProcessIo | None:
 
 def parse_process(stat: str, io: str) -> ProcessIo:
     """Parse the text of /proc/PID/stat and /proc/PID/io, as proc(5) describes them."""
-    head, _, tail = stat.rpartition(")")  # a name may hold blanks and brackets
-    pid, _, name = head.partition(" (")
-    columns, values = tail.split(), parse_pairs(io)
+    who, values = parse_stat(stat), parse_pairs(io)
     return ProcessIo(
-        pid=int(pid),
-        started=int(columns[19]),
-        parent=int(columns[1]),
-        name=name,
+        pid=who.pid,
+        started=who.started,
+        parent=who.parent,
+        name=who.name,
         read_bytes=int(values["read_bytes"]),
         write_bytes=int(values["write_bytes"]),
     )

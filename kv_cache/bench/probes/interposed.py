@@ -18,6 +18,7 @@ import platform
 import re
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any
 
 from kv_cache.bench.probes.pagecache import libc, page_states, resident_pages
 from kv_cache.bench.procfs import text_of
-from kv_cache.core.units import KIB, MIB
+from kv_cache.core.units import KIB, MIB, NS_PER_S
 
 SYMBOLS = (
     *("fsync", "fdatasync", "msync", "sync_file_range", "syncfs", "sync"),
@@ -47,6 +48,9 @@ _NUMBERS: Mapping[str, Mapping[str, int]] = {
     "aarch64": {"fsync": 82, "fdatasync": 83, "posix_fadvise": 223},
 }
 """System call numbers (arch/x86/entry/syscalls, include/uapi/asm-generic/unistd.h)."""
+
+_CLOCK_GETTIME: Mapping[str, int] = {"x86_64": 228, "aarch64": 113}
+"""System call numbers, likewise."""
 
 _C_LIBRARY = re.compile(
     r"(libc|libpthread|librt|libdl|ld)(-[\d.]+)?\.so(\.\d+)?"  # glibc, before 2.34 in parts
@@ -324,6 +328,24 @@ def _raw(numbers: Mapping[str, int], name: str, fd: int) -> None:
     if libc().syscall(*values) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def kernel_ns() -> int | None:
+    """Read the monotonic clock past the library's function for it. None where that cannot be
+    done."""
+    number, now = _CLOCK_GETTIME.get(platform.machine()), _Timespec()
+    if number is None:
+        return None
+    call = (ctypes.c_long(number), ctypes.c_long(time.CLOCK_MONOTONIC), ctypes.byref(now))
+    try:
+        failed = libc().syscall(*call)
+    except (OSError, AttributeError):
+        return None
+    return None if failed else now.seconds * NS_PER_S + now.nanoseconds
 
 
 def _errno_of(call: Callable[[int], None]) -> int:

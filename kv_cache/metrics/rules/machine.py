@@ -12,7 +12,8 @@ REAL_IO = "real-io"
 VIRTUAL_TIME = "virtual-time"
 """The two drivers."""
 _CLOCK_READING_S = 0.01  # between the readings of two clocks a thread may have to wait
-_LONGER, _TICKS_S = 1.05, 0.1  # times the window and more; the kernel counts in ticks of 10 ms
+_LONGER, _TICKS_S = 1.05, 0.1  # times and more; the kernel counts in ticks of 10 ms
+_LATE_S = 1.0  # by which a program may be late to read counters
 
 
 def interposed_calls(e: Evidence, t: Thresholds) -> Iterator[Look]:
@@ -73,22 +74,27 @@ def clocks(e: Evidence, t: Thresholds) -> Iterator[Look]:
 
 
 def _impossible(e: Evidence, t: Thresholds) -> Iterator[Look]:
-    """What no window can hold: more CPU time than cores have, a disk busy for longer than it."""
-    window = e.number("completeness.window_s")
-    if not window:
+    """What no time can hold: more of cores than they have, a disk busy for longer than it. The
+    counters are read a little before a window and after it, later where the program is late."""
+    counted, window = e.number("clock.counted_s"), e.number("completeness.window_s")
+    if not counted or not window:
         return
+    if counted > _LONGER * window + _LATE_S:
+        yield suspect(
+            f"the kernel's counters are of {counted:.2f} s, around a window of {window:.2f} s: the "
+            "window was longer than is said, or the program stood still at its end; run again"
+        )
     cores, core_s = e.numbers("clock", "cores", "core_s")
-    if cores and core_s is not None and core_s > cores * (_LONGER * window + _TICKS_S):
+    if cores and core_s is not None and core_s > cores * (_LONGER * counted + _TICKS_S):
         yield invalid(
-            f"the kernel counted {core_s:.2f} s of {cores:.0f} cores in a window of "
-            f"{window:.2f} s, which holds {cores * window:.2f}: the window was longer than is "
-            "said, so every rate is false"
+            f"the kernel counted {core_s:.2f} s of {cores:.0f} cores in {counted:.2f} s, which "
+            f"hold {cores * counted:.2f}: the time was longer than is said, so every rate is false"
         )
     devices, busy_s = e.numbers("clock", "devices", "busy_s")
-    if devices and busy_s is not None and busy_s > devices * (_LONGER * window + _TICKS_S):
+    if devices and busy_s is not None and busy_s > devices * (_LONGER * counted + _TICKS_S):
         yield invalid(
-            f"the disk was busy for {busy_s:.2f} s in a window of {window:.2f} s: the window was "
-            "longer than is said, so every rate is false"
+            f"the disk was busy for {busy_s:.2f} s in {counted:.2f} s: the time was longer than is "
+            "said, so every rate is false"
         )
 
 
