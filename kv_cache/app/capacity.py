@@ -50,6 +50,7 @@ log = logging.getLogger("kv_cache")
 
 _LEFT_OVER = 0.1  # of what was asked
 _SURE_ERRORS = 4.0  # standard errors of asked - answered at a load of exactly 1, as of two counts
+_PROBE_S, _WARMUP_S = 60.0, 10.0
 _SLOS_LONG = 5  # a probe lasts this many times the longest SLO, at least
 
 
@@ -76,21 +77,22 @@ class CapacityOptions:
     highest: float = opt(
         10_000.0, "Highest load that is tried", above=0, flag="--highest", metavar="N"
     )
-    probe: float = opt(
-        60.0, "Longest measured window of a probe; less once it is sure", unit="s", low=1,
-        high=86_400, flag="--probe", metavar="S",
+    probe: float | None = opt(
+        None, "Measured window of a probe; less once it is sure, and what that leaves is spent on "
+              "others; if not given, 60 or 5 times the longest SLO", unit="s", low=1, high=86_400,
+        flag="--probe", metavar="S",
     )  # fmt: skip
-    probe_warmup: float = opt(
-        10.0, "Load before the window of each probe, not counted", unit="s", low=0, high=86_400,
-        flag="--probe-warmup", metavar="S",
+    probe_warmup: float | None = opt(
+        None, "Load before the window of each probe, not counted; if not given, 10 or the longest "
+              "SLO", unit="s", low=0, high=86_400, flag="--probe-warmup", metavar="S",
     )  # fmt: skip
     resolution: float = opt(
-        0.03, "Width of the last interval, as a share of the load", low=0.001, high=0.5,
-        flag="--resolution", metavar="X",
+        0.03, "Width of the interval, as a share of the load, at which the search ends",
+        low=0.001, high=0.5, flag="--resolution", metavar="X",
     )  # fmt: skip
     most_probes: int = opt(12, "Probes at most", low=1, flag="--most-probes", metavar="N")
     confirmations: int = opt(
-        3, "Probes at the answer, which are judged together", low=1, flag="--confirmations",
+        3, "Probes that must be near the answer", low=1, flag="--confirmations",
         metavar="N",
     )  # fmt: skip
     concurrency: int = opt(
@@ -101,6 +103,22 @@ class CapacityOptions:
     @property
     def by_users(self) -> bool:
         return self.by == "users"
+
+    @property
+    def probe_s(self) -> float:
+        """Return the measured window of a probe. Raises ConfigError for SLOs that are none."""
+        return max(_PROBE_S, _SLOS_LONG * self._longest_slo_s) if self.probe is None else self.probe
+
+    @property
+    def warmup_s(self) -> float:
+        """Return the time before it. Raises ConfigError for SLOs that are none."""
+        return (
+            max(_WARMUP_S, self._longest_slo_s) if self.probe_warmup is None else self.probe_warmup
+        )
+
+    @property
+    def _longest_slo_s(self) -> float:
+        return max(slo.limit_ns for slo in parse_slos(self.slo)) / NS_PER_S
 
 
 _IN_THE_RESULT = "each probe is in the result of the search"
@@ -135,8 +153,8 @@ def configured(options: CapacityOptions, invocation: Invocation) -> Config:
     if options.by_users and "run.num_users" in invocation.overrides:
         raise ConfigError("--num-users is what capacity --by users searches for; use --first")
     fixed: dict[str, Any] = {
-        "run.duration_s": options.probe,
-        "run.warmup_s": options.probe_warmup,
+        "run.duration_s": options.probe_s,
+        "run.warmup_s": options.warmup_s,
         "run.max_requests": 0,
         "run.trials": 1,
         "workload.replay_cycles": 0,
@@ -192,7 +210,6 @@ class _Search(Struct, frozen=True, kw_only=True):
     slos: tuple[Slo, ...]
     by_users: bool
     rules: SearchRules
-    probe_s: float
 
     @property
     def unit(self) -> str:
@@ -214,7 +231,7 @@ def _plan(
             "a trace of sessions cannot be asked at a rate: its rows wait for the answers that "
             "they follow; give a trace whose rows have instants, or leave --trace out"
         )
-    _check_lengths(options, job.config, slos)
+    least_s = _least_probe(options, job.config, slos)
     if not options.by_users:
         _require_users(job, slos)
     fewest = _fewest(job, slos, round(options.highest)) if options.by_users else 0
@@ -224,29 +241,29 @@ def _plan(
         job=job,
         slos=slos,
         by_users=options.by_users,
-        rules=_rules(options, fewest),
-        probe_s=options.probe,
+        rules=_rules(options, fewest, least_s),
     )
 
 
-def _check_lengths(options: CapacityOptions, config: Config, slos: Sequence[Slo]) -> None:
-    """Until an SLO's limit has passed no request can be over it, and a backlog that grows is only
-    seen in some windows."""
+def _least_probe(options: CapacityOptions, config: Config, slos: Sequence[Slo]) -> float:
+    """Return the least seconds of a probe that can be overloaded. Until an SLO's limit has passed
+    no request can be over it, and a backlog that grows is only seen in some windows."""
     longest_s = max(slo.limit_ns for slo in slos) / NS_PER_S
-    if options.probe_warmup < longest_s:
+    if options.warmup_s < longest_s:
         raise ConfigError(
-            f"--probe-warmup {options.probe_warmup:g} is shorter than the longest SLO, "
+            f"--probe-warmup {options.warmup_s:g} is shorter than the longest SLO, "
             f"{longest_s:g} s: nothing could be over it when a probe begins; raise it to that"
         )
     least_s = max(_SLOS_LONG * longest_s, LEAST_WINDOWS * config.monitor.tick_s)
-    if options.probe < least_s:
+    if options.probe_s < least_s:
         raise ConfigError(
-            f"--probe {options.probe:g} is too short: it must last {_SLOS_LONG} times the "
+            f"--probe {options.probe_s:g} is too short: it must last {_SLOS_LONG} times the "
             f"longest SLO and {LEAST_WINDOWS} windows (monitor.tick_s); raise it to {least_s:g}"
         )
+    return least_s
 
 
-def _rules(options: CapacityOptions, fewest: int) -> SearchRules:
+def _rules(options: CapacityOptions, fewest: int, least_s: float) -> SearchRules:
     by_users, highest = options.by_users, options.highest
     lowest = (1 if by_users else 0.1) if options.lowest is None else options.lowest
     first = min(max(10.0, lowest), highest) if options.first is None else options.first
@@ -261,6 +278,8 @@ def _rules(options: CapacityOptions, fewest: int) -> SearchRules:
         most_probes=options.most_probes,
         confirmations=options.confirmations,
         whole=by_users,
+        probe_s=options.probe_s,
+        least_s=least_s,
     )
 
 
@@ -353,7 +372,12 @@ class _Probing:
             overloaded=overloaded,
             client_bound=client_bound(outcome, judged, overloaded),
             served_share=min(1.0, completed / submitted) if submitted else None,
+            offered=self._offered(submitted, outcome.window_s),
         )
+
+    def _offered(self, submitted: int, seconds: float) -> float | None:
+        """Return the rate that came: of Poisson's arrivals another one than was meant."""
+        return None if self._search.by_users or not seconds else submitted / seconds
 
     def _watch(self, window: Window) -> bool:
         self._batches.append(counts_of(window, self.slos))
@@ -362,7 +386,8 @@ class _Probing:
         return status is ProbeStatus.OUTSIDE or (status is ProbeStatus.INSIDE and long_enough)
 
     def _judged(self) -> Judged:
-        longest = max(1, round(self._search.probe_s / self._config.monitor.tick_s))
+        assert self._config.run.duration_s is not None
+        longest = max(1, round(self._config.run.duration_s / self._config.monitor.tick_s))
         return judge(self.slos, self._batches, longest=longest)
 
 
@@ -426,6 +451,8 @@ class _Searching:
     def _probe(self, load: float) -> str | None:
         search, number = self._search, len(self._probes) + 1
         config = _at(search.job.config, search.job.seed, load, number, search.by_users)
+        run = replace(config.run, duration_s=self._loads.next_seconds)
+        config = replace(config, run=run)
         probing = _Probing(search, config, self._caught, self._progress)
         what = f"probe {number}/{search.rules.most_probes}: {load:g} {search.unit}"
         outcome = probing.run(what)
@@ -435,7 +462,7 @@ class _Searching:
         document = build_result(config, search.job.model, outcome, self._environment)
         why = self._loads.why or ""
         self._probes.append(probe_of(number, load, why, probing.slos, verdict, outcome, document))
-        self._loads.report(load, verdict)
+        self._loads.report(load, verdict, outcome.window_s)
         log.info("%s: %s", what, "inside" if verdict.inside else "outside")
         return outcome.death
 

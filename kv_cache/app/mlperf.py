@@ -20,6 +20,7 @@ from kv_cache.bench.progress import SILENT, Bar, Progress
 from kv_cache.config.mlperf import MLPERF_OPTIONS
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.exits import Exit
+from kv_cache.core.format import duration_text
 from kv_cache.core.text import as_json
 from kv_cache.files.writing import write_atomically
 from kv_cache.mlperf.aggregate import run_summary, summarize
@@ -218,7 +219,3 @@ def _left(cache: str) -> int:
         return 0
     ranks = Path(cache).glob("rank_*")
     return sum(len(names) for rank in ranks for _, _, names in os.walk(rank))
-
-
-def duration_text(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from kv_cache.app.mlperf import OVERHEAD_S, duration_text, run_sequence
+from kv_cache.app.mlperf import OVERHEAD_S, run_sequence
 from kv_cache.app.mlperf_plan import RankProgram, SequenceJob, SequenceOptions, checked
 from kv_cache.app.mlperf_rank import CHECKOUT, PROGRAM
 from kv_cache.bench.interrupts import interrupts
@@ -14,6 +14,7 @@ from kv_cache.cli.printing import print_plain, print_planned
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.root import options as run_options
 from kv_cache.core.exits import Exit
+from kv_cache.core.format import duration_text
 from kv_cache.mlperf.manifest import FINISHED
 from kv_cache.view.submission import submission_view
 from kv_cache.view.terminal import terminal

@@ -26,6 +26,15 @@ def gib_per_s(bytes_per_s: float) -> str:
     return f"{figures(bytes_per_s / GIB)} GiB/s"
 
 
+def duration_text(seconds: float) -> str:
+    """Return a time in the unit that fits it."""
+    if seconds <= 90:
+        return f"{seconds:.0f} s"
+    return (
+        f"{seconds / 60:.0f} min" if seconds <= 5400 else f"{figures(round(seconds / 3600, 1))} h"
+    )
+
+
 def as_text(value: object) -> str:
     """Return a value of JSON as people write it."""
     if value is None:

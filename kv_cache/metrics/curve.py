@@ -79,13 +79,14 @@ class Pressure(Struct, frozen=True, kw_only=True):
     memory_stall_share: float | None = None
 
 
-def limit_of(probe: Pressure) -> Limited:
+def limit_of(probe: Pressure, *, by_client: bool = True) -> Limited:
     """Return what limited the lowest load that missed its SLOs (or the highest that was run).
 
-    Our own faults come first, as no other number is the storage's while they last. What remains
-    when nothing is full is latency: single requests are too slow for their SLO.
+    Our own faults come first, as no other number is the storage's while they last; not
+    `by_client`, what the client was late by is known not to be why. What remains when nothing is
+    full is latency: single requests are too slow for their SLO.
     """
-    for look in (_client, _memory, _device):
+    for look in (_client, _memory, _device) if by_client else (_memory, _device):
         if why := look(probe):
             return why
     return Limited(by=Bottleneck.LATENCY, why=_latency(probe))

@@ -3,6 +3,7 @@
 import re
 from decimal import Context, Decimal
 from enum import StrEnum
+from math import inf
 from typing import TypeVar
 
 from msgspec import Struct
@@ -33,14 +34,13 @@ class Slo(Struct, frozen=True, kw_only=True):
         """The share of requests that may be over the limit."""
         return 1 - self.percent / 100
 
-    def broken_by(self, record: RequestRecord) -> bool:
-        """Return whether a request that has ended was over the limit. One that was not answered
-        was."""
-        if record.outcome is not Outcome.COMPLETED:
-            return True
-        if self.measure is SloMeasure.TTFT and record.ttft_ns is not None:
-            return record.ttft_ns > self.limit_ns
-        return record.response_ns is None or record.response_ns > self.limit_ns
+    def used_by(self, record: RequestRecord) -> float:
+        """Return the share of the limit that a request which has ended took; above 1 it was over.
+        One that was not answered took all that there is."""
+        took = record.response_ns if record.outcome is Outcome.COMPLETED else None
+        if took is not None and self.measure is SloMeasure.TTFT and record.ttft_ns is not None:
+            took = record.ttft_ns
+        return inf if took is None else took / self.limit_ns
 
     def __str__(self) -> str:
         """Write it as `parse_slos` reads it, without loss."""

@@ -8,7 +8,7 @@ An operation counts where it ended, with all its bytes.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.slo import Slo
 
 _PERCENTS = (50, 95, 99)
+Count = TypeVar("Count", int, float)
 
 
 class Latency(Struct, frozen=True, kw_only=True):
@@ -52,7 +53,8 @@ class OpWindow(Struct, frozen=True, kw_only=True):
 
 class ClassWindow(Struct, frozen=True, kw_only=True):
     """Requests of one class. `over[i]` of the `ended` were over the limit of the i-th SLO that the
-    meter was made with (0 for SLOs of other classes)."""
+    meter was made with (0 for SLOs of other classes); `used[i]` is the sum of their latencies as
+    shares of it, each at most 1, and `used_squares[i]` that of its squares."""
 
     completed: int
     failed: int
@@ -62,6 +64,8 @@ class ClassWindow(Struct, frozen=True, kw_only=True):
     response: Latency
     ttft: Latency
     over: tuple[int, ...] = ()
+    used: tuple[float, ...] = ()
+    used_squares: tuple[float, ...] = ()
 
     @property
     def ended(self) -> int:
@@ -140,11 +144,12 @@ class _Ops:
 
 
 class _Class:
-    __slots__ = ("ends", "output", "over", "prompt", "response", "ttft")
+    __slots__ = ("ends", "output", "over", "prompt", "response", "squares", "ttft", "used")
 
     def __init__(self, slos: int) -> None:
         self.response, self.ttft = Histogram(), Histogram()
         self.over = [0] * slos
+        self.used, self.squares = [0.0] * slos, [0.0] * slos
         self.clear()
 
     def clear(self) -> None:
@@ -152,6 +157,7 @@ class _Class:
         self.ttft.clear()
         self.ends = dict.fromkeys(Outcome, 0)
         self.over = [0] * len(self.over)
+        self.used, self.squares = [0.0] * len(self.over), [0.0] * len(self.over)
         self.prompt = self.output = 0
 
 
@@ -227,7 +233,10 @@ class Meter:
         if record.outcome is Outcome.UNFINISHED:
             return
         for index, slo in self._of[record.qos]:
-            bins.over[index] += slo.broken_by(record)
+            used = slo.used_by(record)
+            bins.over[index] += used > 1
+            bins.used[index] += min(used, 1.0)
+            bins.squares[index] += min(used, 1.0) ** 2
         if record.outcome is not Outcome.COMPLETED:
             return
         bins.prompt += record.prompt_tokens
@@ -307,6 +316,8 @@ def _class_window(bins: _Class) -> ClassWindow:
         response=_latency(bins.response),
         ttft=_latency(bins.ttft),
         over=tuple(bins.over),
+        used=tuple(bins.used),
+        used_squares=tuple(bins.squares),
     )
 
 
@@ -401,8 +412,14 @@ def _joined_class(first: ClassWindow, second: ClassWindow) -> ClassWindow:
         **{name: getattr(first, name) + getattr(second, name) for name in names},
         response=_larger((first.response, second.response)),
         ttft=_larger((first.ttft, second.ttft)),
-        over=tuple(a + b for a, b in zip(first.over, second.over, strict=True)),
+        over=_added(first.over, second.over),
+        used=_added(first.used, second.used),
+        used_squares=_added(first.used_squares, second.used_squares),
     )
+
+
+def _added(first: Sequence[Count], second: Sequence[Count]) -> tuple[Count, ...]:
+    return tuple(a + b for a, b in zip(first, second, strict=True))
 
 
 def _larger(parts: Iterable[Latency]) -> Latency:

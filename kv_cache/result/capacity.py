@@ -34,7 +34,13 @@ from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
 from kv_cache.result.run import SECTION
 from kv_cache.result.sections import KINDS
 from kv_cache.result.verdicts import status_of
-from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
+from kv_cache.schedule.capacity import (
+    UNCONFIRMED,
+    CapacityAnswer,
+    CapacitySearch,
+    Ended,
+    SearchRules,
+)
 from kv_cache.schedule.probe import Judged, ProbeVerdict, SloEstimate, decided
 
 SCHEMA = kinds.CAPACITY
@@ -236,7 +242,7 @@ def capacity_document(
     what the source of each says of itself."""
     answer = search.answer
     rows = [probe.row for probe in probes]
-    at_answer = [row for row in rows if row["load"] == answer.load]
+    at_answer = [rows[number] for number in answer.steps]
     limited = _limited(answer, probes)
     bend = knee(
         CurvePoint(
@@ -268,6 +274,8 @@ def capacity_document(
             "ended": answer.ended.value,
             "broken_above": None if answer.limited is None else str(answer.limited),
             "reason": answer.reason,
+            "probes": [row["probe"] for row in at_answer],
+            "seconds_to_narrow": answer.seconds_to_narrow,
             "requests_per_s": _mean(at_answer, "offered_per_s"),
             "output_tokens_per_s": _mean(at_answer, "output_tokens_per_s"),
             "storage_read_bytes_per_s": _mean(at_answer, "storage_read_bytes_per_s"),
@@ -277,7 +285,7 @@ def capacity_document(
                 for qos in Qos
                 if at_answer and at_answer[0]["classes"][qos.value]["goodput_per_s"] is not None
             },
-            "users_by_class": at_answer[0]["users_by_class"] if at_answer else None,
+            "users_by_class": _users_at(answer, at_answer),
         },
         "limited_by": None if limited is None else {"what": limited.by.value, "why": limited.why},
         "knee": None if bend is None else {"load": bend.load, "power": bend.power},
@@ -299,7 +307,7 @@ def _verdict(
 ) -> dict[str, Any]:
     """Return verdict and reasons. `client-bound` is a word of its own: the number is true, but only
     a lower bound."""
-    deciding = [p for p in probes if p.load == answer.load] or list(probes[-1:])
+    deciding = [probes[number] for number in answer.steps] or list(probes[-1:])
     untested = _untested(answer, slos, deciding)
     silent = {
         str(estimate.slo)
@@ -331,7 +339,7 @@ def _ending(answer: CapacityAnswer, interrupted: str | None, death: str | None) 
     if death is not None:
         yield f"the program broke: {death}"
     if not answer.confirmed and answer.load:
-        yield f"{answer.load:g} was not confirmed by as many probes as are required"
+        yield next(part for part in answer.reason.split("; ") if part.startswith(UNCONFIRMED))
     if answer.ended is Ended.CLIENT:
         yield "the client makes no more load: the capacity is a lower bound"
 
@@ -375,7 +383,8 @@ def _limited(answer: CapacityAnswer, probes: Sequence[Probe]) -> Limited | None:
         return None
     nearest = min(above, key=lambda probe: probe.load)
     peak = max(probe.pressure.bytes_per_s for probe in probes)
-    return limit_of(replace(nearest.pressure, peak_bytes_per_s=peak))
+    pressure = replace(nearest.pressure, peak_bytes_per_s=peak)
+    return limit_of(pressure, by_client=nearest.verdict.client_bound)
 
 
 def _pressure(outcome: RunOutcome, slos: Sequence[Slo]) -> Pressure:
@@ -443,6 +452,12 @@ def _class(
         "response_ms": measured["response_ms"],
         "ttft_ms": measured["ttft_ms"],
     }
+
+
+def _users_at(answer: CapacityAnswer, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return how many users of each class were there, of the probe nearest to the answer."""
+    nearest = min(rows, key=lambda row: abs(row["load"] - answer.load), default=None)
+    return None if nearest is None else nearest["users_by_class"]
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

@@ -1,25 +1,31 @@
-"""The most load that keeps its SLOs: which load to try next, and when it is known well enough.
+"""The most load that keeps its SLOs: which load to try next, how long, and how well it is known.
 
-Pure. A driver asks for `next_load`, runs it (a *probe*), shows `judge` (`schedule/probe.py`) the
-batches of requests that have ended so far until it is sure or the probe has lasted its longest, and
-reports the verdict.
+Pure. A driver asks for `next_load`, runs it for at most `next_seconds` (a *probe*), shows `judge`
+(`schedule/probe.py`) the batches of requests that have ended so far until it is sure or its time is
+over, and reports the verdict.
 
-The search is that of MLPerf LoadGen's `FindPeakPerformance`: check the first load, widen
-exponentially until one load passes and one does not, close the bracket, confirm.
-
-At last, probes that are left bring the ends of the answer's interval near, as a bracket of loads
-that passed and failed narrowly says little with confidence.
+Loads are widened until one fails and one passes, as MLPerf LoadGen's `FindPeakPerformance` does.
+From then on all probes together say where the limit may be (`schedule/limit.py`), and the next one
+goes to where that is in doubt: its middle, then its two ends. Time that early probes leave is spent
+on later ones, and a probe that was too short for its queue makes the next ones longer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import StrEnum
-from math import ceil, floor, inf, isfinite, log, sqrt
+from math import ceil, floor, inf, isfinite, log
 
 from msgspec import Struct, field
 
 from kv_cache.core.errors import ConfigError
-from kv_cache.metrics.intervals import CONFIDENCE
+from kv_cache.core.format import duration_text
+from kv_cache.metrics.intervals import CONFIDENCE, Interval
 from kv_cache.metrics.slo import Slo
+from kv_cache.schedule.limit import (
+    LimitDistribution,
+    LimitEvidence,
+    overload_bound,
+    seconds_to_narrow,
+)
 from kv_cache.schedule.probe import (
     ProbeStatus,
     ProbeVerdict,
@@ -33,9 +39,9 @@ from kv_cache.schedule.probe import (
 class SearchRules(Struct, frozen=True, kw_only=True):
     """Where to look and how long. Raises `ConfigError` for rules that contradict one another.
 
-    `resolution` is the width of the bracket, relative to its upper end, at which it is narrow
-    enough. `most_probes` counts all, confirmations included; of `confirmations` probes at the
-    answer, the one that found it is the first. `whole` loads are numbers of users, others rates.
+    All probes together last for at most `most_probes` times `probe_s`. The search ends early where
+    the interval is as narrow as `resolution`, relative to the load. An answer is confirmed by as
+    many `confirmations`: probes in its interval. `whole` loads are numbers of users, others rates.
     """
 
     first: float
@@ -46,6 +52,8 @@ class SearchRules(Struct, frozen=True, kw_only=True):
     confirmations: int = 3
     confidence: float = CONFIDENCE
     whole: bool = True
+    probe_s: float = 60.0
+    least_s: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 < self.lowest <= self.first <= self.highest or not isfinite(self.highest):
@@ -64,13 +72,19 @@ class SearchRules(Struct, frozen=True, kw_only=True):
                 "least 1 of these, and as many probes"
             )
 
+    @property
+    def seconds(self) -> float:
+        """Return how long all probes last together, at most."""
+        return self.most_probes * self.probe_s
+
 
 class SearchStep(Struct, frozen=True, kw_only=True):
-    """One probe: its load, why this load, and what came out."""
+    """One probe: its load, why this load, how long it took, and what came out."""
 
     load: float
     why: str
     verdict: ProbeVerdict
+    seconds: float
 
 
 class Ended(StrEnum):
@@ -83,12 +97,14 @@ class Ended(StrEnum):
 
 
 class CapacityAnswer(Struct, frozen=True, kw_only=True):
-    """`load` is the highest that kept its SLOs, 0 if none did.
+    """`load` is the highest that kept its SLOs, up to the middle of where the limit may be as all
+    probes together show it; 0 if none did.
 
-    The interval reaches from the highest load that passed with confidence, and below which none
-    failed so (`low`, 0 if there is none), to the lowest that failed with confidence (`high`). It
-    has no upper end where there is no such load, or the client was the limit: then the capacity is
-    at least `low`. `limited` is the SLO that the load above the answer missed.
+    `low` and `high` hold the limit with the confidence of the rules. `high` is None where no load
+    failed, or the client was the limit: then the capacity is at least `low`, which passed with
+    confidence. `limited` is the SLO that the nearest load above the answer missed. `steps` are
+    those whose probes are nearest to the answer, `seconds_to_narrow` how long the search would take
+    in all until its interval is as narrow as the rules want; None where that is not known.
     """
 
     load: float
@@ -99,26 +115,32 @@ class CapacityAnswer(Struct, frozen=True, kw_only=True):
     limited: Slo | None
     reason: str
     probes: int
+    steps: tuple[int, ...] = ()
+    seconds_to_narrow: float | None = None
 
+
+UNCONFIRMED = "not confirmed"
 
 _WIDEN = (2, 4, 8, 16)
 """Each step of the widening is larger: the first guess may be 1 for a capacity of 10 000."""
-_EDGE = 0.1
-"""A load inside a bracket keeps this part of the bracket's width from either end."""
-_WIDE = 1.1
-"""Ends that are this factor apart are brought nearer even where no probes are left to confirm."""
-_OFF = (2, 4)
-"""Resolutions from the answer at which its interval's ends are looked for."""
-_STUCK = 0.6
-"""A bracket that is still this part as wide as before is halved next."""
-_FAR = 4.0
-"""Ends that are this factor apart have a geometric middle; the straight line is for near ones."""
+_MIDDLE = (0.15, 0.85)
+"""The ends that are brought near: this much of the distribution is below each."""
+_DOUBTFUL = 1.12
+"""Ends that are this factor apart: the middle is tried, as there is no end to bring near yet."""
+_DISOWNED = 1.3
+"""A load that failed, and is this factor below where the limit may be, is tried again."""
+_TRIES = 2
+_LONGER = 2.0
+"""By how much the next probe is longer than one that was too short for its queue."""
+_NEXT_TO = 0.03
+"""Probes as near to the answer's interval count as being at the answer."""
+_CERTAIN = 1.5
+"""Ends that are farther apart confirm nothing."""
 
 
 class _Tried(Struct):
     """All probes at one load. Their requests are judged together: near the limit, one probe of
-    three is over it by chance, and a search for three that are not ends well below the limit. But
-    no probe may have failed with confidence."""
+    three is over it by chance."""
 
     load: float
     verdicts: list[ProbeVerdict] = field(default_factory=list)
@@ -146,10 +168,6 @@ class _Tried(Struct):
         return together(estimates, strictness(confidence, 1, 1)) if estimates else ProbeStatus.OPEN
 
     @property
-    def excess(self) -> float | None:
-        return max((estimate.excess for estimate in self.estimates), default=None)
-
-    @property
     def tightest(self) -> SloEstimate | None:
         """The SLO that is missed, or nearest to it; None where the client was always the limit."""
         return max(
@@ -160,8 +178,7 @@ class _Tried(Struct):
 
     @property
     def served(self) -> float:
-        """The load that was served, where it was less: hardly more than this can be. Of a load that
-        is kept up with, what is missing was only under way when the probe ended."""
+        """The load that was served, where it was less: hardly more than this can be."""
         less = (v.served_share for v in self.verdicts if v.overloaded or v.client_bound)
         return self.load * min([1.0, *(share for share in less if share is not None)])
 
@@ -174,7 +191,8 @@ class CapacitySearch:
         self._rules = rules
         self._tried: dict[float, _Tried] = {}
         self.steps: list[SearchStep] = []
-        self._width = inf  # of the bracket when a load between its ends was last chosen
+        self._unit_s = rules.probe_s
+        self._limit: LimitDistribution | None = None
         self._next = self._choose()
 
     def next_load(self) -> float | None:
@@ -185,181 +203,135 @@ class CapacitySearch:
         """Why this load is the next."""
         return self._next[1] if self._next else None
 
-    def report(self, load: float, verdict: ProbeVerdict) -> None:
-        """What came out of `next_load`."""
+    @property
+    def next_seconds(self) -> float:
+        """The longest that the next probe may be: an equal part of the time that is left."""
+        even = self._left_s / (self._rules.most_probes - len(self.steps))
+        return max(self._rules.least_s, min(self._left_s, max(even, self._unit_s)))
+
+    def report(self, load: float, verdict: ProbeVerdict, seconds: float | None = None) -> None:
+        """What came out of `next_load`, in so many seconds (the longest, if not given)."""
         if self._next is None or load != self._next[0]:
             raise ValueError(f"the load {load:g} was reported, {self.next_load()} was asked for")
-        self.steps.append(SearchStep(load=load, why=self._next[1], verdict=verdict))
+        took = self.next_seconds if seconds is None else seconds
+        self.steps.append(SearchStep(load=load, why=self._next[1], verdict=verdict, seconds=took))
         self._tried.setdefault(load, _Tried(load)).verdicts.append(verdict)
+        if verdict.too_short:
+            self._unit_s *= _LONGER
+        self._limit = self._distribution()
         self._next = self._choose()
 
-    # --- the bracket -------------------------------------------------------------------------
+    # --- which load --------------------------------------------------------------------------
 
     @property
-    def _above(self) -> _Tried | None:
-        """The lowest load that did not pass, unless a higher one passed with confidence."""
-        low, _ = self._interval()
-        failed = [
-            tried
-            for tried in self._tried.values()
-            if not tried.passed and (tried.load >= low or tried.by_client)
-        ]
-        return min(failed, key=lambda tried: tried.load, default=None)
+    def _left_s(self) -> float:
+        return self._rules.seconds - sum(step.seconds for step in self.steps)
 
     @property
-    def _below(self) -> _Tried | None:
-        """The highest load that passed, below all that did not."""
-        above = self._above
-        passed = [
-            tried
-            for tried in self._tried.values()
-            if tried.passed and (above is None or tried.load < above.load)
-        ]
-        return max(passed, key=lambda tried: tried.load, default=None)
+    def _failed(self) -> list[_Tried]:
+        """Loads that failed with confidence; while there are none, those that did not pass."""
+        tried = [each for each in self._tried.values() if not each.by_client]
+        sure = [each for each in tried if any(v.failed for v in each.verdicts)]
+        return sure or [each for each in tried if not each.passed]
+
+    @property
+    def _passed(self) -> list[_Tried]:
+        return [each for each in self._tried.values() if each.passed]
+
+    @property
+    def _wall(self) -> float:
+        """The least load that the client did not make."""
+        return min((each.load for each in self._tried.values() if each.by_client), default=inf)
 
     def _choose(self) -> tuple[float, str] | None:
-        rules, below, above = self._rules, self._below, self._above
-        left = rules.most_probes - len(self.steps)
-        if not left:
+        rules = self._rules
+        if len(self.steps) >= rules.most_probes or self._left_s < rules.least_s:
             return None
-        if below is None and above is None:
+        if not self.steps:
             return rules.first, "the first load"
-        if below is None:
-            assert above is not None
-            return self._down(above, left)
-        spare = left >= rules.confirmations  # a load that is new must be confirmed as well
-        if above is None:
-            return self._up(below) if spare and below.load < rules.highest else self._last(below)
-        wide = above.load > _WIDE * below.load  # better near and not confirmed than far
-        if (spare or wide) and not self._narrow(below.load, above.load):
-            return self._between(below, above)
-        return self._last(below)
+        passed, failed = self._passed, self._failed
+        if not passed:
+            return self._down()
+        if not failed and self._wall == inf:
+            return self._up(max(each.load for each in passed))
+        if not failed:
+            return self._below_wall(max(each.load for each in passed))
+        return self._in_doubt(failed)
 
-    def _last(self, below: _Tried) -> tuple[float, str] | None:
-        return self._confirm(below) or self._bound(below.load, self._above)
+    def _up(self, highest: float) -> tuple[float, str] | None:
+        if highest < self._rules.highest:
+            load = min(self._rounded(highest * self._factor()), self._rules.highest)
+            return load, f"{highest:g} passed: widens upwards"
+        return self._confirm(highest)
 
-    def _confirm(self, below: _Tried) -> tuple[float, str] | None:
-        done, wanted = len(below.verdicts), self._rules.confirmations
+    def _down(self) -> tuple[float, str] | None:
+        """Choose a lower load, from what an overloaded load served, as the limit is no more."""
+        lowest, least = self._rules.lowest, min(self._tried.values(), key=lambda t: t.load)
+        if least.load <= lowest:
+            return None if least.by_client else self._again(least, "the lowest load failed")
+        few = self._rules.most_probes - len(self.steps) <= self._rules.confirmations
+        load = lowest if few else max(self._rounded(least.served / self._factor()), lowest)
+        return load, f"{least.load:g} did not pass: widens downwards"
+
+    def _below_wall(self, highest: float) -> tuple[float, str] | None:
+        wall = self._wall
+        if not self._narrow(highest, wall):
+            return self._rounded((highest + wall) / 2), f"nearer to {wall:g}, which was not made"
+        return self._confirm(highest)
+
+    def _confirm(self, load: float) -> tuple[float, str] | None:
+        done, wanted = len(self._tried[load].verdicts), self._rules.confirmations
         if done >= wanted:
             return None
-        return below.load, f"confirms the highest load that passed ({done + 1} of {wanted})"
+        return load, f"confirms the highest load that passed ({done + 1} of {wanted})"
 
-    def _bound(self, answer: float, above: _Tried | None) -> tuple[float, str] | None:
-        """Return a load a few resolutions from the answer, where that end of the interval is
-        farther. None between the answer and the load that did not pass: it would have to be
-        confirmed."""
-        low, high = self._interval()
-        failed = above.load if above else inf
-        for off in _OFF:
-            why = f"{off} resolutions from {answer:g}, for that end of its interval"
-            more = self._rounded(answer * (1 + off * self._rules.resolution))
-            if failed < more and (high is None or high > more) and self._can_try(more):
-                return more, why
-            less = self._rounded(answer * (1 - off * self._rules.resolution))
-            if low < less and self._can_try(less):
-                return less, why
-        return None
-
-    def _can_try(self, load: float) -> bool:
-        """Within the rules, new, and no more than the client makes."""
-        walls = [tried.load for tried in self._tried.values() if tried.by_client]
-        within = self._rules.lowest <= load <= self._rules.highest
-        return within and load not in self._tried and all(load < wall for wall in walls)
-
-    def _up(self, below: _Tried) -> tuple[float, str]:
-        load = self._rounded(below.load * self._factor())
-        return min(load, self._rules.highest), f"{below.load:g} passed: widens upwards"
-
-    def _down(self, above: _Tried, left: int) -> tuple[float, str] | None:
-        """Choose a lower load, from what an overloaded load served, as the capacity is no more."""
-        lowest = self._rules.lowest
-        if above.load <= lowest:
+    def _again(self, tried: _Tried, why: str) -> tuple[float, str] | None:
+        if len(tried.verdicts) >= _TRIES:
             return None
-        if left <= self._rules.confirmations:
-            return lowest, "the lowest load, as few probes are left and none has passed"
-        load = self._rounded(above.served / self._factor())
-        return max(load, lowest), f"{above.load:g} did not pass: widens downwards"
+        return tried.load, f"again: {why}"
+
+    def _in_doubt(self, failed: Sequence[_Tried]) -> tuple[float, str] | None:
+        assert self._limit is not None
+        answer = self.answer
+        if answer.high is not None and self._narrow(answer.low, answer.high):
+            return None if answer.confirmed else (answer.load, "confirms the answer")
+        lowest_failed = min(failed, key=lambda tried: tried.load)
+        low, near, middle, far, high = (
+            self._limit.quantile(q) for q in (0.025, _MIDDLE[0], 0.5, _MIDDLE[1], 0.975)
+        )
+        if high > _DISOWNED * lowest_failed.load:
+            again = self._again(lowest_failed, "alone it would bound the limit")
+            if again:
+                return again
+        if far > _DOUBTFUL * near:
+            return self._within(middle), "the middle of where the limit may be"
+        if middle / low > high / middle:
+            return self._within(near), "the lower end of where the limit may be"
+        return self._within(far, up=True), "the upper end of where the limit may be"
+
+    def _within(self, load: float, up: bool = False) -> float:
+        rules = self._rules
+        rounded = self._rounded(load)
+        if rules.whole:  # one of the whole numbers beside it, that which was tried less
+            beside = [float(ceil(load)), float(floor(load))]
+            sides = sorted(beside, key=beside.index, reverse=not up)
+            rounded = min(sides, key=lambda each: len(self._verdicts_at(each)) // _TRIES)
+        return min(max(rounded, rules.lowest), rules.highest, self._below_the_wall)
+
+    def _verdicts_at(self, load: float) -> Sequence[ProbeVerdict]:
+        return self._tried[load].verdicts if load in self._tried else ()
+
+    @property
+    def _below_the_wall(self) -> float:
+        below = (each.load for each in self._tried.values() if each.load < self._wall)
+        return inf if self._wall == inf else max(below, default=self._rules.lowest)
 
     def _factor(self) -> float:
         return _WIDEN[min(len(self.steps), len(_WIDEN)) - 1]
 
     def _narrow(self, low: float, high: float) -> bool:
-        one = self._rules.whole and high - low <= 1
-        return one or high - low <= self._rules.resolution * high
-
-    def _between(self, below: _Tried, above: _Tried) -> tuple[float, str]:
-        """Choose where the share over the limit should be what is allowed, by a straight line in
-        `excess` between the two ends; a little to the side of the farther end, so that both ends
-        close in.
-
-        A device whose latency breaks off is not on that line. So if it has not about halved the
-        bracket, the next load is in the middle.
-        """
-        if self._was_lucky(below):
-            return below.load, "again: it passed, though overloaded probes served less"
-        near = self._near_what_was_served(below.load, above.load)
-        if near is not None:
-            return near, f"near what overloaded probes served, above {below.load:g}, which passed"
-        low, high = below.load, self._served_at_most(below.load, above.load)
-        step = self._rules.resolution
-        why = f"between {low:g}, which passed, and {above.load:g}, which did not"
-        if high < above.load and low * (1 + step) >= high:
-            return self._within(low * (1 + step), low, above.load, edge=0), why
-        stuck, self._width = high - low > _STUCK * self._width, high - low
-        far = high == above.load > _FAR * low
-        if stuck or far or below.excess is None:
-            return self._within(sqrt(low * high), low, high), why
-        inner, outer = -below.excess, self._excess_at(above, high)
-        root = low + (high - low) * _share_of(inner, outer)
-        side = 1 if root - low < high - root else -1
-        aimed = root * (1 + side * step / 3)
-        return self._within(aimed, low, high), why
-
-    def _was_lucky(self, below: _Tried) -> bool:
-        """Return whether a load passed once, with more load than an overloaded device serves: what
-        is above it is not worth a probe before it has passed again."""
-        served = self._least_served
-        return len(below.verdicts) == 1 and below.load > served * (1 + self._rules.resolution)
-
-    @property
-    def _least_served(self) -> float:
-        """The least that an overloaded device has served; endless if there was none."""
-        step, tried = self._rules.resolution, self._tried.values()
-        return min((t.served for t in tried if t.served * (1 + 4 * step) < t.load), default=inf)
-
-    def _near_what_was_served(self, low: float, high: float) -> float | None:
-        """Return a load near what an overloaded device serves, which is near its capacity, once a
-        probe with as much load has passed: a little more before anything far above it, or a little
-        less if that probe had been lucky."""
-        step, served = self._rules.resolution, self._least_served
-        as_much = [t for t in self._tried.values() if t.load >= served * (1 - 2 * step)]
-        if not served or not any(v.inside for t in as_much for v in t.verdicts):
-            return None
-        more = low >= served * (1 - 2 * step)
-        aims = [low * (1 + 4 * step)] if more else [served * (1 - n * step) for n in (1, 4, 8)]
-        loads = [self._rounded(aim) for aim in aims]
-        within = (n for n in loads if low * (1 + step) < n < high * (1 - step))
-        return next((load for load in within if self._can_try(load)), None)
-
-    def _served_at_most(self, low: float, high: float) -> float:
-        """Return the lowest load above `low` that an overloaded probe served, if any is below
-        `high`."""
-        served = [tried.served for tried in self._tried.values()]
-        most = high / (1 + 2 * self._rules.resolution)
-        return min([high, *(load for load in served if low < load < most)])
-
-    def _excess_at(self, above: _Tried, load: float) -> float:
-        """Return the `excess` at a load; at what an overloaded load served, all requests wait for
-        long."""
-        excess = above.excess
-        if excess is None or load < above.load:
-            looks = self.steps[0].verdict.judged.estimates
-            return max(-log(estimate.slo.allowed_share) for estimate in looks)
-        return excess
-
-    def _within(self, load: float, low: float, high: float, edge: float = _EDGE) -> float:
-        kept = self._rounded(min(max(load, low + edge * (high - low)), high - edge * (high - low)))
-        return max(low + 1, min(kept, ceil(high) - 1.0)) if self._rules.whole else kept
+        neighbours = self._rules.whole and high - low <= 1
+        return neighbours or high - low <= self._rules.resolution * high
 
     def _rounded(self, load: float) -> float:
         """Round to whole users, or to a rate that can be read."""
@@ -367,80 +339,129 @@ class CapacitySearch:
 
     # --- the answer --------------------------------------------------------------------------
 
+    def _distribution(self) -> LimitDistribution | None:
+        """Return where the limit may be, once a load passed and one failed."""
+        if not (self._passed and self._failed):
+            return None
+        steps = [step for step in self.steps if not step.verdict.client_bound]
+        slos = {e.slo for step in steps for e in step.verdict.judged.estimates}
+        evidence = [[e for step in steps for e in self._evidence(step, slo)] for slo in slos]
+        return LimitDistribution(evidence, self._rules.lowest, self._rules.highest)
+
+    def _evidence(self, step: SearchStep, slo: Slo) -> list[LimitEvidence]:
+        verdict = step.verdict
+        load = step.load if verdict.offered is None else verdict.offered
+        bound = overload_bound(load, verdict.served_share) if verdict.overloaded else None
+        estimates = [e for e in verdict.judged.estimates if e.slo == slo]
+        return [LimitEvidence(load=load, estimate=e, bound=bound) for e in estimates if load]
+
     @property
     def answer(self) -> CapacityAnswer:
-        below, above = self._below, self._above
-        passed = len(below.verdicts) if below else 0
-        low, high = self._interval()
-        ended = self._ended(below, above)
+        load, interval, ended = self._answered()
+        near = self._nearest(load, interval) if load else ()
+        above = self._above(load)
         tightest = above.tightest if above and not above.by_client else None
+        doubt = self._doubt(load, interval, near) if load else ""
+        seconds = self._to_narrow(interval)
+        reason = self._reason(load, above, ended)
+        longer = "" if seconds is None else self._longer(seconds)
         return CapacityAnswer(
-            load=below.load if below else 0.0,
-            confirmed=passed >= self._rules.confirmations,
-            low=low,
-            high=None if ended is Ended.CLIENT else high,
+            load=load,
+            confirmed=bool(load) and not doubt,
+            low=interval.low,
+            high=None if interval.high == inf else interval.high,
             ended=ended,
             limited=tightest.slo if tightest else None,
-            reason=self._reason(below, above, ended),
+            reason="; ".join(filter(None, (reason, doubt, longer))),
             probes=len(self.steps),
+            steps=near,
+            seconds_to_narrow=seconds,
         )
 
-    def _interval(self) -> tuple[float, float | None]:
-        statuses: Mapping[float, ProbeStatus] = {
-            load: tried.status(self._rules.confidence) for load, tried in self._tried.items()
-        }
-        failed = [load for load, status in statuses.items() if status is ProbeStatus.OUTSIDE]
-        high = min(failed, default=None)
-        passed = [
-            load
-            for load, status in statuses.items()
-            if status is ProbeStatus.INSIDE and (high is None or load < high)
-        ]
-        return max(passed, default=0.0), high
+    def _answered(self) -> tuple[float, Interval, Ended]:
+        sure = [t.load for t in self._passed if self._surely(t) is ProbeStatus.INSIDE]
+        low = max(sure, default=0.0)
+        passed = max((tried.load for tried in self._passed), default=0.0)
+        if self._limit is None:
+            failed = [t.load for t in self._failed if self._surely(t) is ProbeStatus.OUTSIDE]
+            return passed, Interval(low, min(failed, default=inf)), self._one_sided(passed)
+        low, high = self._limit.interval(self._rules.confidence)
+        middle = self._limit.quantile(0.5)
+        if self._rules.whole:
+            low, high = float(floor(low)), float(ceil(high))
+        loads = [tried.load for tried in self._passed]
+        load = max((each for each in loads if each <= middle), default=min(loads))
+        if self._wall <= middle:
+            return passed, Interval(min(low, passed), inf), Ended.CLIENT
+        if passed >= self._rules.highest <= middle:
+            return passed, Interval(min(low, passed), inf), Ended.HIGHEST
+        return load, Interval(min(low, load), high), Ended.LIMIT
 
-    def _ended(self, below: _Tried | None, above: _Tried | None) -> Ended:
-        if above is not None and above.by_client:
+    def _one_sided(self, passed: float) -> Ended:
+        if self._wall < inf:
             return Ended.CLIENT
-        if below is not None and below.load >= self._rules.highest:
+        if passed >= self._rules.highest:
             return Ended.HIGHEST
-        low = below.load if below else 0.0
-        if above is None or not (self._narrow(low, above.load) or above.load <= self._rules.lowest):
-            return Ended.UNFINISHED
-        return Ended.LIMIT
+        at_lowest = any(tried.load <= self._rules.lowest for tried in self._failed)
+        return Ended.LIMIT if at_lowest else Ended.UNFINISHED
 
-    def _reason(self, below: _Tried | None, above: _Tried | None, ended: Ended) -> str:
+    def _surely(self, tried: _Tried) -> ProbeStatus:
+        return tried.status(self._rules.confidence)
+
+    def _nearest(self, load: float, interval: Interval) -> tuple[int, ...]:
+        """Return the steps whose loads are nearest to the answer: at most `confirmations`, of
+        probes that were not overloaded where there are such."""
+
+        def far(index: int) -> tuple[bool, float]:
+            step = self.steps[index]
+            return not step.verdict.inside, abs(log(step.load / load))
+
+        low, high = interval.low / (1 + _NEXT_TO), interval.high * (1 + _NEXT_TO)
+        within = [i for i, step in enumerate(self.steps) if low <= step.load <= high]
+        chosen = sorted(within or range(len(self.steps)), key=far)
+        return tuple(sorted(chosen[: self._rules.confirmations if within else 1]))
+
+    def _doubt(self, load: float, interval: Interval, near: Sequence[int]) -> str:
+        """Return why the answer is not confirmed; nothing where it is."""
+        wanted = self._rules.confirmations
+        if len(near) < wanted:
+            return f"{UNCONFIRMED}: {len(near)} of {wanted} probes were near {load:g}"
+        if not interval.low:
+            return f"{UNCONFIRMED}: no load passed with confidence"
+        far = inf > interval.high > _CERTAIN * interval.low
+        if not far or self._narrow(interval.low, interval.high):
+            return ""
+        return f"{UNCONFIRMED}: it may be {interval.low:.4g} or {interval.high:.4g}"
+
+    def _above(self, load: float) -> _Tried | None:
+        """Return the lowest load above the answer that did not pass."""
+        some = [tried for tried in self._tried.values() if tried.load > load and not tried.passed]
+        return min(some, key=lambda tried: tried.load, default=None)
+
+    def _to_narrow(self, interval: Interval) -> float | None:
+        spent = self._rules.seconds - self._left_s
+        seconds = seconds_to_narrow(spent, interval, self._rules.resolution)
+        return seconds if spent < seconds < inf else None
+
+    def _longer(self, seconds: float) -> str:
+        narrow = f"{100 * self._rules.resolution:g} %"
+        return f"probes of {duration_text(seconds)} in all would make its interval {narrow} wide"
+
+    def _reason(self, load: float, above: _Tried | None, ended: Ended) -> str:
         if not self.steps:
             return "no load was tried"
-        parts = [_why_not_more(below, above, ended)]
-        if below is not None and len(below.verdicts) < self._rules.confirmations:
-            parts.append(
-                f"not confirmed: {len(below.verdicts)} of {self._rules.confirmations} probes "
-                f"at {below.load:g} were run"
-            )
-        return "; ".join(parts)
-
-
-def _share_of(inner: float, outer: float) -> float:
-    """Return where a line from -inner to outer crosses 0, as a part of the way. An end that is on
-    the wrong side, as chance has it, is taken to be at the limit itself."""
-    inner, outer = max(inner, 0.0), max(outer, 0.0)
-    return inner / (inner + outer) if inner + outer > 0 else 0.5
-
-
-def _why_not_more(below: _Tried | None, above: _Tried | None, ended: Ended) -> str:
-    if above is None:
-        assert below is not None
+        if ended is Ended.CLIENT:
+            return f"the client could not make a load of {self._wall:g}: the storage may carry more"
         if ended is Ended.HIGHEST:
-            return f"{below.load:g} is the highest load that was to be tried, and it passed"
-        return f"every load passed up to {below.load:g}, and the search ended before one did not"
-    if ended is Ended.CLIENT:
-        return f"the client could not make a load of {above.load:g}: the storage may carry more"
-    broken = f"a load of {above.load:g} {_broken(above)}"
-    if below is None and ended is Ended.LIMIT:
-        return f"even the lowest load misses: {broken}"
-    if ended is Ended.UNFINISHED:
-        return f"{broken}, and the search ended before it came nearer"
-    return broken
+            return f"{load:g} is the highest load that was to be tried, and it passed"
+        if above is None:
+            return f"every load passed up to {load:g}, and the search ended before one did not"
+        broken = f"a load of {above.load:g} {_broken(above)}"
+        if not load and ended is Ended.LIMIT:
+            return f"even the lowest load misses: {broken}"
+        if ended is Ended.UNFINISHED:
+            return f"{broken}, and the search ended before it came nearer"
+        return broken
 
 
 def _broken(above: _Tried) -> str:

@@ -10,6 +10,7 @@ by chance once (`strictness`).
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil, log, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -29,10 +30,16 @@ from kv_cache.metrics.window import Window
 
 
 class ProbeCount(NamedTuple):
-    """Of the requests of an SLO's class that ended in one batch, how many were over its limit."""
+    """Of the requests of an SLO's class that ended in one batch, how many were over its limit.
+
+    `used` is the sum of their latencies as shares of the limit, each at most 1, and `squares` that
+    of its squares: how alike requests are shows in them also where none is over.
+    """
 
     over: int
     ended: int
+    used: float = 0.0
+    squares: float = 0.0
 
 
 Batch = Sequence[ProbeCount]
@@ -42,7 +49,9 @@ Batch = Sequence[ProbeCount]
 def counts_of(window: Window, slos: Sequence[Slo]) -> tuple[ProbeCount, ...]:
     """Return the batch that a window is; its meter was made with these SLOs."""
     classes = [window.classes[slo.qos] for slo in slos]
-    return tuple(ProbeCount(c.over[i], c.ended) for i, c in enumerate(classes))
+    return tuple(
+        ProbeCount(c.over[i], c.ended, c.used[i], c.used_squares[i]) for i, c in enumerate(classes)
+    )
 
 
 class ProbeStatus(StrEnum):
@@ -59,13 +68,22 @@ MOST_BATCHES = 20
 """Neighbours are put together until at most this many are left: what is alike across two short
 batches must lie within one (Schmeiser, "Batch size effects", Operations Research 30, 1982: 10 to
 30 batches are enough, however long the run)."""
+MOST_CORRELATION = 0.4
+"""Of neighbouring batches. Above, a probe is not some ten times as long as its queue's memory: it
+began empty, and has not seen yet what its load leads to. So it cannot say that an SLO is kept."""
+_CORRELATED = 0.1
+_SETTLING = 0.2
+"""Part of a probe that is left out as its queue's beginning, where batches are correlated."""
+_OVER_BATCHES = 8
+"""Batches with a request over the limit that tell how these cluster; of fewer, all latencies do."""
 
 
 class SloEstimate(Struct, frozen=True, kw_only=True):
     """What the batches so far show of one SLO.
 
     `inflation` is how much more the share varies from batch to batch than it would with independent
-    requests (the design effect), at least 1; `dof` that estimate's degrees of freedom.
+    requests (the design effect), at least 1; `dof` that estimate's degrees of freedom;
+    `correlation` that of the latencies of neighbouring batches.
     """
 
     slo: Slo
@@ -73,6 +91,12 @@ class SloEstimate(Struct, frozen=True, kw_only=True):
     ended: int
     inflation: float
     dof: int
+    correlation: float = 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Whether the probe was long against its queue's memory."""
+        return self.correlation <= MOST_CORRELATION
 
     @property
     def share(self) -> float | None:
@@ -87,7 +111,7 @@ class SloEstimate(Struct, frozen=True, kw_only=True):
     def effective(self, confidence: float) -> tuple[float, float]:
         """(over, ended) as if of independent requests: fewer than there are, and fewer again as
         the inflation is itself estimated (Korn and Graubard, Survey Methodology 24, 1998)."""
-        scale = _known_variance(self.dof, confidence) / self.inflation
+        scale = known_variance(self.dof, confidence) / self.inflation
         return self.over * scale, self.ended * scale
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval:
@@ -101,7 +125,7 @@ class SloEstimate(Struct, frozen=True, kw_only=True):
             return ProbeStatus.OPEN
         over, ended = self.effective(confidence)
         tail, allowed = (1 - confidence) / 2, self.slo.allowed_share
-        if share_at_most(over, ended, allowed) <= tail:
+        if self.settled and share_at_most(over, ended, allowed) <= tail:
             return ProbeStatus.INSIDE
         outside = share_at_least(over, ended, allowed) <= tail / of
         return ProbeStatus.OUTSIDE if outside else ProbeStatus.OPEN
@@ -173,27 +197,44 @@ def strictness(confidence: float, batches: int, longest: int) -> float:
 
 
 def _estimate(slo: Slo, counts: Sequence[ProbeCount]) -> SloEstimate:
+    whole = _estimate_of(slo, counts)
+    if whole.correlation <= _CORRELATED:
+        return whole
+    return _estimate_of(slo, counts[int(_SETTLING * len(counts)) :])
+
+
+def _estimate_of(slo: Slo, counts: Sequence[ProbeCount]) -> SloEstimate:
     grouped = _grouped(counts)
     over, ended = sum(c.over for c in counts), sum(c.ended for c in counts)
+    r = _correlation(grouped)
+    inflation = _inflation(grouped) * (1 + r) / (1 - r)
     return SloEstimate(
         slo=slo,
         over=over,
         ended=ended,
-        inflation=_inflation(grouped, over, ended),
+        inflation=inflation,
         dof=max(1, len(grouped) - 1),
+        correlation=r,
     )
 
 
 def pooled(estimates: Sequence[SloEstimate]) -> SloEstimate:
-    ended = sum(estimate.ended for estimate in estimates)
-    weighted = sum(estimate.inflation * estimate.ended for estimate in estimates)
+    """Return the estimate of all probes at one load together."""
     return SloEstimate(
         slo=estimates[0].slo,
         over=sum(estimate.over for estimate in estimates),
-        ended=ended,
-        inflation=weighted / ended if ended else 1.0,
+        ended=sum(estimate.ended for estimate in estimates),
+        inflation=pooled_inflation(estimates),
         dof=sum(estimate.dof for estimate in estimates),
+        correlation=max(estimate.correlation for estimate in estimates),
     )
+
+
+def pooled_inflation(estimates: Sequence[SloEstimate]) -> float:
+    """Return the mean inflation, weighted by the requests."""
+    ended = sum(estimate.ended for estimate in estimates)
+    weighted = sum(estimate.inflation * estimate.ended for estimate in estimates)
+    return weighted / ended if ended else 1.0
 
 
 def _grouped(counts: Sequence[ProbeCount]) -> list[ProbeCount]:
@@ -202,21 +243,55 @@ def _grouped(counts: Sequence[ProbeCount]) -> list[ProbeCount]:
     if size <= 1:
         return list(counts)
     groups = (counts[i : i + size] for i in range(0, len(counts), size))
-    return [ProbeCount(sum(c.over for c in g), sum(c.ended for c in g)) for g in groups]
+    return [ProbeCount(*map(sum, zip(*group, strict=True))) for group in groups]
 
 
-def _inflation(batches: Sequence[ProbeCount], over: int, ended: int) -> float:
-    """Return the variance of over/ended from batch to batch (the ratio estimator's, as batches
-    differ in size) over the binomial one. With nothing over, or all, none can be seen."""
-    if len(batches) < 2 or not 0 < over < ended:
+def _inflation(batches: Sequence[ProbeCount]) -> float:
+    """Return the variance from batch to batch over that of independent requests: of the share over
+    the limit, and where that is of too few batches, of the part of the limit that was used too."""
+    overs = _design_effect([(b.over, b.over, b.ended) for b in batches])
+    if sum(b.over > 0 for b in batches) >= _OVER_BATCHES:
+        return overs
+    return max(overs, _design_effect([(b.used, b.squares, b.ended) for b in batches]))
+
+
+def _design_effect(batches: Sequence[tuple[float, float, int]]) -> float:
+    """Return the variance of a mean between batches (the ratio estimator's, as batches differ in
+    size) over that of as many independent values, at least 1. A batch is sum, sum of squares and
+    number of its values; of values that are all alike nothing is seen."""
+    ended = sum(n for _, _, n in batches)
+    if len(batches) < 2 or not ended:
         return 1.0
-    share = over / ended
-    between = sum((b.over - share * b.ended) ** 2 for b in batches)
-    return max(1.0, between * len(batches) / (len(batches) - 1) / (ended * share * (1 - share)))
+    mean = sum(total for total, _, _ in batches) / ended
+    variance = sum(squares for _, squares, _ in batches) / ended - mean * mean
+    if variance <= _NO_VARIANCE:
+        return 1.0
+    between = sum((total - mean * n) ** 2 for total, _, n in batches)
+    return max(1.0, between * len(batches) / (len(batches) - 1) / (ended * variance))
+
+
+_NO_VARIANCE = 1e-12  # what rounding leaves
+
+
+def _correlation(batches: Sequence[ProbeCount]) -> float:
+    """Return the correlation of neighbouring batches' latencies, less what so few hide of it."""
+    ended = sum(b.ended for b in batches)
+    if len(batches) < _LEAST_CORRELATED or not ended:
+        return 0.0
+    mean = sum(b.used for b in batches) / ended
+    away = [b.used - mean * b.ended for b in batches]
+    whole = sum(x * x for x in away)
+    if whole <= _NO_VARIANCE * ended:
+        return 0.0
+    r = sum(x * y for x, y in pairwise(away)) / whole + 1 / len(batches)
+    return min(_MOST_R, max(0.0, r))
+
+
+_LEAST_CORRELATED, _MOST_R = 4, 0.95
 
 
 @lru_cache(maxsize=4096)
-def _known_variance(dof: int, confidence: float) -> float:
+def known_variance(dof: int, confidence: float) -> float:
     """Return by how much fewer counts an interval needs when the variance is known: (z / t)²."""
     probability = 1 - (1 - confidence) / 2
     return float((NormalDist().inv_cdf(probability) / t_quantile(probability, dof)) ** 2)
@@ -228,18 +303,26 @@ class ProbeVerdict(Struct, frozen=True, kw_only=True):
     `overloaded`: the backlog grew throughout, so that no steady state was there to be judged.
     `client_bound`: the client did not make the load, so that nothing is known of it.
     `served_share`: how much of what was offered was served in the probe's time; None if not known.
+    `offered` is the load that came, where it is one of chance; None where it is the nominal one.
     """
 
     judged: Judged
     overloaded: bool = False
     client_bound: bool = False
     served_share: float | None = None
+    offered: float | None = None
 
     @property
     def failed(self) -> bool:
         """Whether the load failed with confidence, and not because of the client."""
         sure = self.overloaded or self.judged.status is ProbeStatus.OUTSIDE
         return sure and not self.client_bound
+
+    @property
+    def too_short(self) -> bool:
+        """Whether it decided nothing, as it was short against its queue's memory."""
+        unsettled = not all(estimate.settled for estimate in self.judged.estimates)
+        return self.judged.status is ProbeStatus.OPEN and not self.overloaded and unsettled
 
     @property
     def inside(self) -> bool:

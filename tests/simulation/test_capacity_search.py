@@ -1,137 +1,89 @@
-"""The capacity search against queues whose limit is known exactly.
-
-One server, first come first served, Poisson arrivals. Its response times come from Lindley's
-recursion; a probe is made of windows of one second and ends as soon as it is judged.
-
-    M/M/1   the response is exponential with rate mu - load, so the limit for a share p over T is
-            mu - ln(1/p) / T
-    M/D/1   the waiting time's distribution is Erlang's sum (1909); the limit is found by halving
-"""
-
-from collections.abc import Callable
-from math import exp, factorial, floor, log
+"""The capacity search against queues whose limit is known exactly (`queues.py`): at the service
+times of KV objects, with SLOs near the unloaded latency and far from it."""
 
 import numpy as np
 import pytest
 
-from kv_cache.metrics.slo import parse_slos
-from kv_cache.schedule.capacity import CapacityAnswer, CapacitySearch, Ended, SearchRules
-from kv_cache.schedule.probe import ProbeCount, ProbeStatus, ProbeVerdict, judge
+from kv_cache.schedule.capacity import CapacityAnswer, Ended
+from tests.simulation.queues import Queue, Slow, holds, searched
 
-RATE = 1000.0  # served each second
-LIMIT_S = 0.020
-SLOS = parse_slos("interactive:p95<20ms")
-WARMUP_S, LONGEST_S, LOOK_S, OVERLOADED_S = 4, 60, 3, 12
-
-Service = Callable[[np.random.Generator, int], np.ndarray]
-
-
-def exponential(dice: np.random.Generator, count: int) -> np.ndarray:
-    return dice.standard_exponential(count) / RATE
-
-
-def constant(dice: np.random.Generator, count: int) -> np.ndarray:
-    return np.full(count, 1 / RATE)
-
-
-def limit_of_mm1() -> float:
-    return RATE - log(20) / LIMIT_S
-
-
-def over_share_of_md1(load: float) -> float:
-    """P(wait > T - D). The sum has alternating signs, and a few digits less than it seems."""
-    rho, wait = load / RATE, (LIMIT_S - 1 / RATE) * RATE  # in service times
-    terms = (
-        (-rho * (wait - k)) ** k / factorial(k) * exp(rho * (wait - k))
-        for k in range(floor(wait) + 1)
-    )
-    return 1 - (1 - rho) * sum(terms)
-
-
-def limit_of_md1() -> float:
-    low, high = 0.5 * RATE, 0.999 * RATE
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if over_share_of_md1(middle) < 0.05 else (low, middle)
-    return low
-
-
-def responses(
-    load: float, dice: np.random.Generator, service: Service, seconds: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Instants of arrival and response times, in s: W[n+1] = max(0, W[n] + S[n] - A[n+1]) is a sum
-    less its smallest so far."""
-    count = round(seconds * load + 6 * (seconds * load) ** 0.5) + 50
-    between, served = dice.standard_exponential(count) / load, service(dice, count)
-    walk = np.concatenate(([0.0], np.cumsum(served[:-1] - between[1:])))
-    waited = walk - np.minimum.accumulate(walk)
-    return np.cumsum(between), waited + served
-
-
-def probe(load: float, dice: np.random.Generator, service: Service) -> ProbeVerdict:
-    """A driver would end a probe whose backlog grows; one second of windows is one batch."""
-    longest = OVERLOADED_S if load > 1.5 * RATE else LONGEST_S
-    arrived, took = responses(load, dice, service, WARMUP_S + longest)
-    ended = np.floor(arrived + took - WARMUP_S).astype(int)
-    inside = (ended >= 0) & (ended < longest)
-    totals = np.bincount(ended[inside], minlength=longest)
-    over = np.bincount(ended[inside & (took > LIMIT_S)], minlength=longest)
-    offered = ((arrived >= WARMUP_S) & (arrived < WARMUP_S + longest)).sum()
-    batches = [(ProbeCount(int(o), int(n)),) for o, n in zip(over, totals, strict=True)]
-    share = min(1.0, float(totals.sum() / offered))
-    for looked in range(LOOK_S, longest + 1, LOOK_S):
-        judged = judge(SLOS, batches[:looked], longest=LONGEST_S)
-        if judged.status is not ProbeStatus.OPEN:
-            break
-    return ProbeVerdict(judged=judged, overloaded=share < 0.9, served_share=share)
-
-
-def found(seed: int, first: float, service: Service) -> CapacityAnswer:
-    dice = np.random.default_rng(seed)
-    search = CapacitySearch(SearchRules(first=first, highest=1e6, whole=False))
-    while (load := search.next_load()) is not None:
-        search.report(load, probe(load, dice, service))
-    return search.answer
-
-
-def covers(answer: CapacityAnswer, limit: float) -> bool:
-    return answer.low <= limit and (answer.high is None or limit <= answer.high)
+CELLS = [
+    Queue(service_s=service, constant=constant, far=far)
+    for service in (0.001, 0.02, 0.1, 0.4)
+    for constant in (True, False)
+    for far in (1.2, 20)
+]
+FAST = Queue(service_s=0.001, constant=False, far=6.676)  # T = 20 ms
+KV = Queue(service_s=0.0139, constant=True, far=500 / 13.9)
+"""4.13 MB from a device of 311 MB/s within 500 ms: the case in which one bad moment decided it."""
 
 
 def test_the_models_limits_are_where_their_share_over_is_what_is_allowed() -> None:
     dice = np.random.default_rng(1)
-    assert limit_of_mm1() == pytest.approx(850.21, abs=0.01)
-    assert over_share_of_md1(limit_of_md1()) == pytest.approx(0.05, rel=1e-5)
-    for service, limit in ((exponential, limit_of_mm1()), (constant, limit_of_md1())):
-        _, took = responses(limit, dice, service, seconds=4000)
-        assert (took > LIMIT_S).mean() == pytest.approx(0.05, rel=0.1)
+    assert FAST.capacity == pytest.approx(850.2, abs=0.1)
+    for queue in (FAST, Queue(service_s=0.001, constant=True, far=20)):
+        arrived, left = queue.responses(queue.capacity, dice, seconds=4000)
+        assert (left - arrived > queue.limit_s).mean() == pytest.approx(0.05, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("service", "limit"),
-    [(exponential, limit_of_mm1()), (constant, limit_of_md1())],
-    ids=["M/M/1", "M/D/1"],
-)
-def test_over_100_seeds_the_capacity_is_found_within_5_percent_in_12_probes(
-    service: Service, limit: float
-) -> None:
-    answers = [found(seed, 400.0, service) for seed in range(100)]
-    near = sum(abs(answer.load / limit - 1) <= 0.05 for answer in answers)
-    covered = sum(covers(answer, limit) for answer in answers)
-    assert near >= 95  # it is 99 for M/M/1 and 100 for M/D/1
-    assert covered >= 95  # it is 100: the interval is rather too wide than too narrow
-    assert max(answer.probes for answer in answers) <= 12
-    assert sum(answer.confirmed for answer in answers) >= 95
-    widths = [(answer.high - answer.low) / limit for answer in answers if answer.high is not None]
-    assert len(widths) >= 95
-    assert float(np.median(widths)) < 0.15
+def held(cells: list[Queue], seeds: range) -> dict[Queue, int]:
+    return {
+        queue: sum(holds(searched(queue, seed), queue.capacity) for seed in seeds)
+        for queue in cells
+    }
+
+
+def test_intervals_hold_the_limit_at_all_service_times() -> None:
+    """Six seeds of each of 16 cells: of 96 intervals that hold it with 95 %, at least 88 do in 95
+    of 100 draws. Before, at 100 and 400 ms, far SLOs: 1 of 10."""
+    counts = held(CELLS, range(6))
+    assert sum(counts.values()) >= 88, counts
+
+
+@pytest.mark.nightly
+def test_over_100_seeds_a_cell_intervals_hold_the_limit_as_often_as_they_say() -> None:
+    counts = held(CELLS, range(100))
+    assert sum(counts.values()) >= 0.935 * 1600, counts
+    assert min(counts.values()) >= 88, counts
+
+
+def test_where_requests_are_many_the_capacity_is_found_within_5_percent() -> None:
+    for queue in (FAST, Queue(service_s=0.001, constant=True, far=20)):
+        answers = [searched(queue, seed, first=400) for seed in range(20)]
+        near = [abs(answer.load / queue.capacity - 1) <= 0.05 for answer in answers]
+        assert sum(near) >= 19
+        assert max(answer.probes for answer in answers) <= 12
+        assert sum(answer.confirmed for answer in answers) >= 19
+        assert float(np.median([_width(answer, queue) for answer in answers])) < 0.15
+
+
+def _width(answer: CapacityAnswer, queue: Queue) -> float:
+    return ((answer.high or 1e9) - answer.low) / queue.capacity
 
 
 @pytest.mark.parametrize("first", [8.0, pytest.param(100.0, marks=pytest.mark.nightly), 17_000.0])
 def test_a_first_guess_far_off_is_made_good(first: float) -> None:
-    limit = limit_of_mm1()
-    answers = [found(seed, first, exponential) for seed in range(40)]
-    assert sum(abs(answer.load / limit - 1) <= 0.05 for answer in answers) >= 38
-    assert sum(covers(answer, limit) for answer in answers) >= 36
+    answers = [searched(FAST, seed, first=first) for seed in range(20)]
+    assert sum(abs(answer.load / FAST.capacity - 1) <= 0.05 for answer in answers) >= 18
+    assert sum(holds(answer, FAST.capacity) for answer in answers) >= 18
     assert max(answer.probes for answer in answers) <= 12
-    assert sum(answer.ended is Ended.LIMIT for answer in answers) >= 34  # few probes are left
+    assert sum(answer.ended is Ended.LIMIT for answer in answers) >= 18
+
+
+@pytest.mark.parametrize("bad", [1, 2, 4, 6])
+def test_a_bad_moment_in_one_probe_does_not_decide_the_capacity(bad: int) -> None:
+    """Service takes three times as long for 8 s of one probe. Before, in the first: 0.55 of the
+    truth in 40 of 40 seeds, and no interval that held it, 45 % of them confirmed."""
+    slow = Slow(from_s=12, until_s=20, factor=3)
+    answers = [searched(KV, s, first=40, slow_probe=bad, slow=slow) for s in range(10)]
+    assert sum(holds(answer, KV.capacity) for answer in answers) >= 8
+    assert float(np.median([answer.load for answer in answers])) >= 0.93 * KV.capacity
+
+
+def test_a_search_that_stays_wide_says_how_long_it_would_take_to_be_narrow() -> None:
+    queue = Queue(service_s=0.1, constant=False, far=1.2)
+    answer = searched(queue, 1)
+    assert not answer.confirmed
+    assert answer.seconds_to_narrow is not None
+    assert answer.seconds_to_narrow > 12 * 60
+    assert "would make its interval 3 % wide" in answer.reason

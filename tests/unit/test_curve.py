@@ -69,3 +69,9 @@ def test_what_limited_a_probe_is_one_word_and_its_reason(
     found = limit_of(probe)
     assert found.by is word
     assert told in found.why
+
+
+def test_a_client_whose_lateness_explains_nothing_did_not_limit_the_load() -> None:
+    """A device 25 times too slow for the SLO: 0.2 ms of lateness is not why."""
+    late = replace(FULL, lateness_p99_ns=3 * NS_PER_MS)
+    assert limit_of(late, by_client=False).by is Bottleneck.DEVICE_BANDWIDTH
