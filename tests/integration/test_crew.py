@@ -331,7 +331,9 @@ def test_ranks_of_mpirun_meet_from_any_directory_where_the_program_is_not_instal
 
 def test_ranks_whose_child_for_mpi_does_not_start_run_apart_and_say_why(tmp_path: Path) -> None:
     need_mpi4py()
-    code = "import os, sys\nif '-m' in sys.orig_argv: print('no room', file=sys.stderr); os._exit(1)"
+    code = (
+        "import os, sys\nif '-m' in sys.orig_argv: print('no room', file=sys.stderr); os._exit(1)"
+    )
     path = startup(tmp_path, code) + os.pathsep + environment()["PYTHONPATH"]
     process = mpirun(["2", *SMALLER, "--duration=1"], cwd=tmp_path, PYTHONPATH=path)
     ran = finish(process, tmp_path)
