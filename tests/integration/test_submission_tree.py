@@ -750,6 +750,28 @@ def test_metadata_that_is_not_of_this_benchmark_is_told(text: str, made: Made) -
     assert short(made.tree()) == {"mlpstorageGeneratesHierarchy"}
 
 
+@pytest.mark.parametrize(
+    ("engine", "fsync", "passes"),
+    [
+        ("direct", "object", True),
+        ("uring", "object", True),
+        ("buffered", "object", True),  # --personality reference
+        ("mmap", "object", False),
+        ("direct", "batch", False),
+        ("direct", "never", False),
+    ],
+)
+def test_io_that_is_durable_and_cold_is_what_6_4_2_is_for(
+    engine: str, fsync: str, passes: bool, whole: Made
+) -> None:
+    tree = whole.tree()
+    store = {"engine": engine, "write_engine": engine, "layout": "file"}
+    ranks = tuple(replace(rank, storage=store, fsync=fsync) for rank in tree.ranks)
+    found = judged(structs.replace(tree, ranks=ranks))["kvcachePosixIoModel"]
+    assert found.status is (Status.PASS if passes else Status.INVALID)
+    assert not passes or "device write latency is create, write" in found.looks[-1].message
+
+
 def test_trials_that_differ_far_are_told(whole: Made) -> None:
     tree = whole.tree()
 
