@@ -28,6 +28,7 @@ from kv_cache.cli.flags import (
     variable_of,
 )
 from kv_cache.config.load import Invocation
+from kv_cache.config.root import options
 from kv_cache.config.schema import Option, describe, overlay
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.exits import Exit
@@ -94,7 +95,8 @@ class Command(Generic[T]):
         return {option.path: option for option in describe(self.options)}
 
     def _flags(self, argv: Sequence[str]) -> dict[str, Any]:
-        return self.parser().read(argv)
+        keys = {**(options() if self.of_run else {}), **self._known}
+        return self.parser().read(argv, {} if self._has_own_set else keys)
 
     def _read(self, flags: Mapping[str, Any]) -> tuple[T, Mapping[str, str]]:
         """Return the options, and the environment variables that set some of them, by path."""

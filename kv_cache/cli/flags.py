@@ -102,7 +102,7 @@ _CPCS_FLAGS = frozenset(
 def parse(argv: Sequence[str]) -> Invocation:
     """Return the meaning of the arguments (without the program's name). Raises ConfigError;
     `--help` prints and raises SystemExit(0)."""
-    return invocation_of(build_parser().read(argv))
+    return invocation_of(build_parser().read(argv, options()))
 
 
 def invocation_of(flags: Mapping[str, Any]) -> Invocation:
@@ -208,17 +208,22 @@ class Once(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """Errors are raised, not printed with the usage, and all at once: a sentence each."""
 
-    def read(self, argv: Sequence[str]) -> dict[str, Any]:
+    def read(self, argv: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
         """Return what the words mean. Raises ConfigError with everything that is wrong with them,
-        as far as words behind a flag without its value, say, can be understood."""
+        as far as words behind a flag without its value, say, can be understood. `keys`: what
+        `--set` may set."""
         self._wrong: list[ConfigError] = []
         values, extras = argparse.Namespace(), list[str]()
         try:
             values, extras = self.parse_known_args(list(argv))
         except ConfigError as error:
             self._wrong.append(error)
-        refuse([*self._wrong, *_unknown(extras, self)])
-        return vars(values)
+        flags = vars(values)
+        pairs = flags.get("--set", ()) if keys else ()
+        refuse(
+            [*self._wrong, *_unknown(extras, self), *refusals([partial(set_values, pairs, keys)])]
+        )
+        return flags
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
@@ -432,8 +437,14 @@ class Environment(Struct, frozen=True):
 def from_environment(known: Mapping[str, Option], command: str = "") -> Environment:
     """Return what environment variables set. Raises ConfigError as `variables_of`."""
     variables = variables_of(known, command)
+    values = {}
+
+    def read(name: str, path: str, text: str) -> None:
+        values[path] = read_text(known[path], text, name)
+
+    refuse(refusals(partial(read, name, *pair) for name, pair in variables.items()))
     return Environment(
-        {path: read_text(known[path], text, name) for name, (path, text) in variables.items()},
+        values,
         {path: name for name, (path, _) in variables.items()},
     )
 

@@ -11,6 +11,7 @@ from kv_cache.core.errors import UsageError
 from kv_cache.files.reading import result_bytes
 from kv_cache.mlperf.layout import DIVISIONS, LAUNCHERS_METADATA
 from kv_cache.mlperf.manifest import MOST_RANKS, MOST_TRIALS, PlanRecord
+from kv_cache.mlperf.plan import CLOSED, OPEN
 
 _Ranks = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 
@@ -19,6 +20,7 @@ class _Arguments(Struct, frozen=True, kw_only=True):
     """Of `mlpstorage MODE kvcache run`; None is the launcher's default."""
 
     mode: str | None = None
+    closed: bool | None = None  # of launchers before v3.0, in place of the mode
     trials: Annotated[int, Meta(ge=1, le=MOST_TRIALS)] | None = None
     seed: int | None = None
     inter_option_delay: float | None = None
@@ -27,6 +29,12 @@ class _Arguments(Struct, frozen=True, kw_only=True):
     npernode: _Ranks | None = None
     num_processes: _Ranks | None = None
     kvcache_bin_path: str | None = None
+
+    @property
+    def division(self) -> str | None:
+        if self.mode is None and self.closed is not None:
+            return CLOSED if self.closed else OPEN
+        return self.mode if self.mode in DIVISIONS else None
 
     @property
     def ranks(self) -> int | None:
@@ -76,16 +84,16 @@ def read_launch(run: Path) -> LaunchRecord | None:
             metadata = msgspec.json.decode(result_bytes(path), type=_Metadata)
         except (UsageError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-        said = metadata.args
+        arguments = metadata.args
         return LaunchRecord(
             name=path.name,
-            division=said.mode if said.mode in DIVISIONS else None,
-            trials=TRIALS if said.trials is None else said.trials,
-            ranks=said.ranks,
-            seed=SEED if said.seed is None else said.seed,
-            option_delay_s=said.inter_option_delay,
-            config=said.config,
-            program=said.kvcache_bin_path,
+            division=arguments.division,
+            trials=TRIALS if arguments.trials is None else arguments.trials,
+            ranks=arguments.ranks,
+            seed=SEED if arguments.seed is None else arguments.seed,
+            option_delay_s=arguments.inter_option_delay,
+            config=arguments.config,
+            program=arguments.kvcache_bin_path,
             command=tuple((metadata.executed_command or "").split()),
         )
     return None

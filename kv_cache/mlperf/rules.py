@@ -490,8 +490,10 @@ def _open_allowances(tree: Tree) -> Iterator[Look]:
 def _differences(tree: Tree, plan: PlanRecord) -> Iterator[str]:
     """Yield in what a sequence of the launcher is not as in CLOSED."""
     yield from _unlocked(plan)
-    said = {(r.spot.option, text) for r in tree.ranks for text in (*_workload(r), *_changed(r))}
-    yield from (f"option {option}: {text}" for option, text in sorted(said))
+    departures = {
+        (r.spot.option, text) for r in tree.ranks for text in (*_workload(r), *_changed(r))
+    }
+    yield from (f"option {option}: {text}" for option, text in sorted(departures))
 
 
 def _invocation(tree: Tree) -> Iterator[Look]:

@@ -744,6 +744,23 @@ def test_an_open_tree_that_was_moved_under_closed_is_judged_as_closed_and_told(
     assert short(read_tree(made.top)) >= {"divisionOfPath", "kvcacheFixedWorkloadPerOption"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "division"),
+    [
+        ({"mode": "closed"}, "closed"),
+        ({"mode": None, "closed": False}, "open"),  # as launchers before v3.0 have it
+        ({"mode": None, "closed": True}, "closed"),
+        ({"mode": "whatif"}, None),
+    ],
+)
+def test_a_tree_of_the_launcher_out_of_its_place_has_the_division_of_its_record(
+    arguments: Mapping[str, object], division: str | None, made: Made
+) -> None:
+    launched(made, **arguments)
+    moved = made.place.run.rename(made.top / "somewhere")
+    assert read_tree(moved).division == division
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"args": {}}', '{"benchmark_type": "training"}'])
 def test_metadata_that_is_not_of_this_benchmark_is_told(text: str, made: Made) -> None:
     launched(made).write_text(text)
