@@ -113,7 +113,7 @@ def as_rank(base: bytes, option: int, trial: int, rank: int, ranks: int) -> byte
     own["rank"] = {"rank": rank, "ranks": ranks, "on_machine": ranks, "source": "PMI_RANK"}
     own["started_utc"] = f"2026-07-01T12:{10 * option + trial:02}:00+00:00"
     own["not_submittable"] = []
-    own["environment"]["hostname"] = "node"
+    own["environment"] |= {"hostname": "node", "same_filesystem": False}
     return as_json(derived(document))
 
 
@@ -165,8 +165,9 @@ def make(
                 path = made.file(option, trial, rank)
                 path.parent.mkdir(parents=True)
                 path.write_bytes(_edited(as_rank(whole, option, trial, rank, ranks), at, edit))
-    assert place.submitter is not None
-    (place.submitter / "code").mkdir()
+    assert place.code is not None
+    place.code.mkdir()
+    (place.code / ".code-hash.json").write_text("{}")
     assert place.description is not None
     description = _filled(describe("Drive9000", [base["kv_cache"]["environment"]]))
     write_description(place.description, description)
@@ -178,6 +179,25 @@ def make(
     if manifest:
         made.seal()
     return made
+
+
+def launched(made: Made, **arguments: object) -> Path:
+    """The same as `mlpstorage` leaves it: no record of ours, and its own. What an argument of None
+    means is the launcher's default."""
+    (made.place.run / "kvcache_sequence.json").unlink(missing_ok=True)
+    said = {
+        "mode": made.place.division, "trials": None, "seed": None, "inter_option_delay": None,
+        "config": None, "hosts": ["127.0.0.1"], "npernode": 2, "num_processes": None,
+        "cache_dir": "/mnt/nvme/kv", "results_dir": str(made.top), "loops": 1,
+        "kvcache_bin_path": "/opt/kv/kv-cache.py",
+    }  # fmt: skip
+    path = made.place.run / f"kv_cache_{STAMP}_metadata.json"
+    metadata = {
+        "benchmark_type": "kv_cache", "model": "llama3.1-8b", "command": "run", "runtime": 3000.0,
+        "args": {**said, **arguments}, "executed_command": "mpirun -n 2 python mlperf_wrapper.py",
+    }  # fmt: skip
+    path.write_text(json.dumps(metadata))
+    return path
 
 
 def _edited(usual: bytes, at: tuple[int, int, int], edit: Edit) -> bytes:
@@ -219,10 +239,12 @@ _FILLED = {
     "client_footprint": "open_source",
     "client_installation": "in_box",
     "multi_host": False,
-    "simultaneous_write": False,
-    "simultaneous_read": False,
+    "simultaneous_write": True,
+    "simultaneous_read": True,
     "remap_time_in_seconds": 0,
     "deployment": "onprem",
+    "interface": "SATA",
+    "media_type": "TLC",
 }
 
 

@@ -23,7 +23,7 @@ from kv_cache.config.schema import opt, same_option
 from kv_cache.config.sections import TiersConfig
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.mpirank import MpiRank
-from kv_cache.files.environment import Reader, filesystem
+from kv_cache.files.environment import Reader, filesystem, same_filesystem
 from kv_cache.mlperf.layout import DIVISIONS, NOBODY, Place, as_name, new_place, require_empty
 from kv_cache.mlperf.manifest import MOST_RANKS, MOST_TRIALS
 from kv_cache.mlperf.plan import (
@@ -234,15 +234,7 @@ def _try(plan: Plan, call: RankCall, output: Path) -> None:
 
 
 def _same_filesystem(cache: str, results: Path) -> bool:
-    """Whether both are on one, also if one is a subvolume or a bind mount of the other's."""
-    if "://" in cache:
-        return False
-    one, other = nearest_existing(Path(cache)), nearest_existing(results)
-    if os.stat(one).st_dev == os.stat(other).st_dev:
-        return True
-    mounts = [filesystem(Reader(), path) for path in (one, other)]
-    source, kind = mounts[0]["source"], mounts[0]["type"]
-    return "/" in str(source) and (mounts[1]["source"], mounts[1]["type"]) == (source, kind)
+    return "://" not in cache and same_filesystem(Path(cache), results)
 
 
 def _environment(cache: str, results: Path, same_filesystem: bool) -> Json:

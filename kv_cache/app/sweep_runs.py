@@ -12,10 +12,9 @@ from typing import IO, Any
 
 from msgspec import Struct
 
-import kv_cache
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.core.errors import UsageError
-from kv_cache.crew.child_processes import tied
+from kv_cache.crew.child_processes import finding_this_package, tied
 from kv_cache.files.writing import write_atomically
 from kv_cache.installing import install_hint
 
@@ -79,9 +78,7 @@ def _environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(_NOT_A_RUN_S) and name not in ("MPI_LOCALNRANKS", "SLURM_PROCID")
     }
-    root = str(Path(kv_cache.__file__).resolve().parents[1])
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [root, variables.get("PYTHONPATH")]))
-    return variables
+    return finding_this_package(variables)
 
 
 def run_remote(directory: str) -> int | None:

@@ -13,7 +13,7 @@ from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.kinds import Phase
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
-from kv_cache.files.environment import captured
+from kv_cache.files.environment import captured, results_place
 from kv_cache.files.hdr import HdrLog
 from kv_cache.files.iotrace import IoTrace
 from kv_cache.files.recording import (
@@ -40,6 +40,8 @@ class Watchers:
         self._hdr_log: HdrLog | None = None
         self.run_directory: RunDirectory | None = None
         self.environment = captured(*job.directories)
+        if not job.config.run.virtual_time:
+            self.environment |= results_place(job.directories, job.output.parent)
         self.written_bytes = 0
         self.files: dict[str, str] = {}  # SHA-256 of the records, by name, once they are closed
 

@@ -25,10 +25,10 @@ from kv_cache.cli.flags import (
     joined,
     log_environment,
     set_values,
-    unknown,
     variable_of,
 )
 from kv_cache.config.load import Invocation
+from kv_cache.config.root import options
 from kv_cache.config.schema import Option, describe, overlay
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.exits import Exit
@@ -95,11 +95,8 @@ class Command(Generic[T]):
         return {option.path: option for option in describe(self.options)}
 
     def _flags(self, argv: Sequence[str]) -> dict[str, Any]:
-        parser = self.parser()
-        values, extras = parser.parse_known_args(list(argv))
-        if extras:
-            raise unknown(extras, parser)
-        return vars(values)
+        keys = {**(options() if self.of_run else {}), **self._known}
+        return self.parser().read(argv, {} if self._has_own_set else keys)
 
     def _read(self, flags: Mapping[str, Any]) -> tuple[T, Mapping[str, str]]:
         """Return the options, and the environment variables that set some of them, by path."""
@@ -118,7 +115,7 @@ class Command(Generic[T]):
         variables = {k: v for k, v in environment.variables.items() if k not in over}
         return options, variables
 
-    def parser(self) -> argparse.ArgumentParser:
+    def parser(self) -> Parser:
         """Return the parser of the command line."""
         parser = self._parser()
         rare = any(option.rule.rare for option in self._known.values())

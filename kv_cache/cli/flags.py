@@ -10,7 +10,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +23,7 @@ from kv_cache.cli.help import COMMANDS, FIRST_PAGE, USAGE, VERSION
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
-from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.errors import ConfigError, did_you_mean, refusals, refuse
 from kv_cache.core.kinds import RunMode
 
 log = logging.getLogger("kv_cache")
@@ -102,10 +102,7 @@ _CPCS_FLAGS = frozenset(
 def parse(argv: Sequence[str]) -> Invocation:
     """Return the meaning of the arguments (without the program's name). Raises ConfigError;
     `--help` prints and raises SystemExit(0)."""
-    values, extras = build_parser().parse_known_args(list(argv))
-    if extras:
-        raise unknown(extras, build_parser())
-    return invocation_of(vars(values))
+    return invocation_of(build_parser().read(argv, options()))
 
 
 def invocation_of(flags: Mapping[str, Any]) -> Invocation:
@@ -129,7 +126,7 @@ def invocation_of(flags: Mapping[str, Any]) -> Invocation:
     )
 
 
-def build_parser(prog: str = "kv-cache.py") -> argparse.ArgumentParser:
+def build_parser(prog: str = "kv-cache.py") -> "Parser":
     """Return the parser of `run`; each value's destination is the full name of its flag."""
     parser = Parser(
         prog=prog,
@@ -209,7 +206,31 @@ class Once(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors are raised as one sentence, not printed with the usage."""
+    """Errors are raised, not printed with the usage, and all at once: a sentence each."""
+
+    def read(self, argv: Sequence[str], keys: Mapping[str, Option]) -> dict[str, Any]:
+        """Return what the words mean. Raises ConfigError with everything that is wrong with them,
+        as far as words behind a flag without its value, say, can be understood. `keys`: what
+        `--set` may set."""
+        self._wrong: list[ConfigError] = []
+        values, extras = argparse.Namespace(), list[str]()
+        try:
+            values, extras = self.parse_known_args(list(argv))
+        except ConfigError as error:
+            self._wrong.append(error)
+        flags = vars(values)
+        pairs = flags.get("--set", ()) if keys else ()
+        refuse(
+            [*self._wrong, *_unknown(extras, self), *refusals([partial(set_values, pairs, keys)])]
+        )
+        return flags
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except ConfigError as error:
+            self._wrong.append(error)
+            return ()
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """What an abbreviation may mean. A flag goes before those that only add words to it, so
@@ -302,6 +323,7 @@ _ONLY: Mapping[str, tuple[str, str]] = {
         "file", "; the computational-storage flags (--cpcs-*, --spdk-*) are refused",
     ),
     "--cpcs-mode": ("off", ""),
+    "--cpcs-client": ("mock", ", of a backend that is not used"),
 }  # fmt: skip
 """Flags of the reference of which one value alone is possible, and what else their help says."""
 
@@ -372,21 +394,23 @@ def _no_cpcs(flag: str) -> ConfigError:
     )
 
 
-def unknown(extras: Sequence[str], parser: argparse.ArgumentParser) -> ConfigError:
-    """Return the error for words that `parser` does not know."""
-    flag = next((word.split("=")[0] for word in extras if word.startswith("-")), None)
-    if flag is None:
+def _unknown(extras: Sequence[str], parser: argparse.ArgumentParser) -> Iterator[ConfigError]:
+    """Yield the errors for words that `parser` does not know."""
+    flags = [word.split("=")[0] for word in extras if word.startswith("-")]
+    if extras and not flags:
         command = parser.prog.partition(" ")[2]
         where, see = (f"{command}: ", f"{command} ") if command else ("", "")
-        return ConfigError(
+        yield ConfigError(
             f"{where}{extras[0]!r} belongs to no flag; options start with --, see {see}--help"
         )
-    if flag in _CPCS_FLAGS or flag.startswith(_CPCS_PREFIXES):
-        return _no_cpcs(flag)
-    near = did_you_mean(flag, parser._option_string_actions)
-    return ConfigError(
-        f"{flag} is not a flag.{near if near.startswith(' Did') else ' See --help.'}"
-    )
+    cpcs = [flag for flag in flags if flag in _CPCS_FLAGS or flag.startswith(_CPCS_PREFIXES)]
+    if cpcs:
+        yield _no_cpcs(", ".join(cpcs))
+    for flag in flags:
+        if flag not in cpcs:
+            near = did_you_mean(flag, parser._option_string_actions)
+            how = near if near.startswith(" Did") else " See --help."
+            yield ConfigError(f"{flag} is not a flag.{how}")
 
 
 # --- keys and the environment ----------------------------------------------------------------
@@ -413,8 +437,14 @@ class Environment(Struct, frozen=True):
 def from_environment(known: Mapping[str, Option], command: str = "") -> Environment:
     """Return what environment variables set. Raises ConfigError as `variables_of`."""
     variables = variables_of(known, command)
+    values = {}
+
+    def read(name: str, path: str, text: str) -> None:
+        values[path] = read_text(known[path], text, name)
+
+    refuse(refusals(partial(read, name, *pair) for name, pair in variables.items()))
     return Environment(
-        {path: read_text(known[path], text, name) for name, (path, text) in variables.items()},
+        values,
         {path: name for name, (path, _) in variables.items()},
     )
 
@@ -481,7 +511,8 @@ def begin_logging(level: str = "INFO") -> None:
 def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
     """Return the values of `KEY=VALUE` words by path. Raises ConfigError."""
     values: dict[str, Any] = {}
-    for word in words:
+
+    def read(word: str) -> None:
         key, equals, text = word.partition("=")
         if not equals:
             raise ConfigError(f"--set {word} has no =; write --set KEY=VALUE")
@@ -490,6 +521,8 @@ def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, A
         if key in values:
             raise ConfigError(f"--set {key} is given twice; keep one of them")
         values[key] = read_text(known[key], text, f"--set {key}")
+
+    refuse(refusals(partial(read, word) for word in words))
     return values
 
 

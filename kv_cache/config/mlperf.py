@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+EDITION = "MLPerf Storage v3.0 (Rules.md of 1 July 2026)"
+"""The rules that are judged and added up by."""
+
 SEED = 42
 """The seed of rank 0 in a CLOSED submission; the others' are that plus their rank."""
 
@@ -11,6 +14,31 @@ TRIALS = 3
 
 OPTION_DELAY_S = 90.0
 """Between one option and the next in a CLOSED submission; the rules know none between trials."""
+
+
+LAUNCHERS_DELAY_S = 20.0
+"""What the launcher of v3.0 rests, and refuses to change in CLOSED: rule 6.6.1 has it so, where
+6.3.2.1 has 90 s."""
+
+PUBLISHED: Mapping[str, object] = {
+    "gpu_backend.memory_fraction": 0.9,
+    "validation_limits.max_cpu_memory_gb": 16384.0,
+    "validation_limits.max_gpu_memory_gb": 1024.0,
+    **{
+        f"model_configs.{model}.{name}": value
+        for model, sizes in {
+            "llama3.1-8b": ("Llama 3.1 8B", 32, 4096, 32),
+            "llama3.1-70b-instruct": ("Llama 3.1 70B Instruct", 80, 8192, 64),
+        }.items()
+        for name, value in zip(
+            ("name", "num_layers", "hidden_dim", "num_heads", "kv_heads", "dtype"),
+            (*sizes, 8, "float16"),
+            strict=True,
+        )
+    },
+}
+"""What the reference's own `config.yaml`, which its launcher names in every run, sets otherwise
+than the defaults here. None of it has an effect on the official options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,15 @@
 """Rules between the options of a run, where each option alone is fine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from kv_cache.config import reference as r
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.root import Config, options, say
 from kv_cache.config.schema import show
 from kv_cache.config.unread import value_at
-from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.errors import ConfigError, did_you_mean, refusals, refuse
 from kv_cache.core.kinds import RunMode
 from kv_cache.tiers.objects.account import endpoint_of
 from kv_cache.tiers.objects.place import is_object_url, parse_url
@@ -19,20 +19,8 @@ _SLOWEST = 1e-6
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError for the first rule that the options break together."""
-    _check_places(config)
-    _check_not_yet(config)
-    _check_cpcs(config.cpcs)
-    _check_limits(config)
-    _check_tiers(config)
-    _check_models(config)
-    _check_arrival(config)
-    _check_trace(config)
-    _check_qos(config)
-    _check_scaling(config)
-    build_lengths(config.lengths)
-    _check_prompts(config)
-    _check_rag(config)
+    """Raise ConfigError for the rules that the options break together."""
+    refuse(refusals(partial(each, config) for each in _CHECKS))
 
 
 def _check_places(config: Config) -> None:
@@ -88,16 +76,16 @@ def _check_not_yet(config: Config) -> None:
                 )
 
 
-def _check_cpcs(cpcs: Mapping[str, Any]) -> None:
+def _check_cpcs(config: Config) -> None:
     """The reference's fork writes this section into its own file and never reads it."""
     off: tuple[object, ...] = ("off", False, None)  # YAML reads a bare `off` as false
     idle = {"mode": off, "cpcs_mode": off, "enabled": off, "backend": ("file", None)}
     idle["nvme_backend"] = idle["backend"]
     for key, allowed in idle.items():
-        if key in cpcs and cpcs[key] not in allowed:
+        if config.cpcs.get(key, allowed[0]) not in allowed:
             raise ConfigError(
-                f"cpcs.{key} is {show(cpcs[key])}: computational storage is not in this version; "
-                f"set it to {allowed[0]}, or leave the section out"
+                f"cpcs.{key} is {show(config.cpcs[key])}: computational storage is not in this "
+                f"version; set it to {allowed[0]}, or leave the section out"
             )
 
 
@@ -233,6 +221,10 @@ def _check_scaling(config: Config) -> None:
         )
 
 
+def _check_lengths(config: Config) -> None:
+    build_lengths(config.lengths)
+
+
 def _check_prompts(config: Config) -> None:
     if config.workload.trace_prompts and not config.workload.prefix_caching:
         raise ConfigError(
@@ -259,3 +251,10 @@ def _check_rag(config: Config) -> None:
             "reads only the objects that it made itself, never a document; leave --enable-rag or "
             "--decode-only out"
         )
+
+
+_CHECKS = (
+    _check_places, _check_not_yet, _check_cpcs, _check_limits, _check_tiers, _check_models,
+    _check_arrival, _check_trace, _check_qos, _check_scaling, _check_lengths, _check_prompts,
+    _check_rag,
+)  # fmt: skip

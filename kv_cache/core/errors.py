@@ -13,7 +13,7 @@ A failing operation of the measured storage is not an exception past the tier's 
 value, a row in the record and a line in the report.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kv_cache.core.exits import Exit
 
@@ -60,6 +60,23 @@ class BrokenLawError(KvCacheError):
     names the law, the instant and the seed."""
 
     exit = Exit.EARLY
+
+
+def refusals(checks: Iterable[Callable[[], object]]) -> list[ConfigError]:
+    """Return why options are wrong by these checks, each of which looks at something else."""
+    wrong = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            wrong.append(error)
+    return wrong
+
+
+def refuse(wrong: Iterable[ConfigError]) -> None:
+    """Raise ConfigError with everything that is wrong, if anything is."""
+    if sentences := dict.fromkeys(map(str, wrong)):
+        raise ConfigError("; ".join(sentences))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ import orjson
 
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.mpirank import MpiRank
+from kv_cache.crew.child_processes import finding_this_package
 from kv_cache.installing import install_hint
 
 PATIENCE_S = 120.0
@@ -48,13 +49,16 @@ def meet(rank: MpiRank, telling: Telling | None, patience_s: float = PATIENCE_S)
             capture_output=True,
             timeout=patience_s,
             pass_fds=_inherited(),
+            env=finding_this_package(os.environ),
         )
+    except OSError as error:
+        raise NoMpi(f"{sys.executable} cannot be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"{rank} did not meet the others by MPI within {patience_s:g} s: every rank has to "
             f"run the same program with mpi4py; {_EXPLAINED}"
         ) from None
-    if done.returncode == _NO_LIBRARY:
+    if done.returncode == _NO_LIBRARY or not done.stdout:
         raise NoMpi(_last_line(done.stderr))
     if done.returncode:
         raise ConfigError(
@@ -83,6 +87,7 @@ def _last_line(stderr: bytes) -> str:
 
 def main() -> int:
     telling = orjson.loads(sys.stdin.buffer.read())
+    print("began", flush=True)  # what fails before it failed without MPI
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library

@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -329,6 +329,26 @@ def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
         "source": mount.source,
         "mount_options": f"{mount.options};{mount.super_options}",
     }
+
+
+def same_filesystem(one: Path, other: Path) -> bool:
+    """Return whether both are on one, also if one is a subvolume or a bind mount of the other's."""
+    places = [nearest_existing(path) for path in (one, other)]
+    if os.stat(places[0]).st_dev == os.stat(places[1]).st_dev:
+        return True
+    mounts = [filesystem(Reader(), path) for path in places]
+    source, kind = mounts[0]["source"], mounts[0]["type"]
+    return "/" in str(source) and (mounts[1]["source"], mounts[1]["type"]) == (source, kind)
+
+
+def results_place(cache: Sequence[Path | ObjectPlace], results: Path) -> dict[str, Any]:
+    """Describe where results go, and whether that is the file system of the cache as well."""
+    try:
+        same = any(same_filesystem(each, results) for each in cache if isinstance(each, Path))
+    except (OSError, PlaceError):
+        same = None
+    described = {"path": str(results), **filesystem(Reader(), results)}
+    return {"results": described, "same_filesystem": same}
 
 
 def _device_behind(reader: Reader, cache_dir: Path) -> dict[str, Any]:

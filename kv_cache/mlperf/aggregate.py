@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kv_cache.config.mlperf import MLPERF_OPTIONS
+from kv_cache.config.mlperf import EDITION, MLPERF_OPTIONS
 from kv_cache.core.units import ns_to_ms
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.intervals import CONFIDENCE
@@ -48,6 +48,7 @@ def summarize(tree: Tree) -> dict[str, Any]:
         "schema": SCHEMA,
         "tree": str(tree.place.run),
         "division": tree.division,
+        "edition": EDITION,
         "system": tree.place.system,
         "organisation": tree.place.org,
         "total_ranks": expected.ranks,
@@ -89,12 +90,15 @@ def _numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         "cpu_tier_ranks": [r.path for r in results if r.storage_entries == 0],
         "not_valid": verdicts,
         "trials": [_trial(trial, of_trial) for trial, of_trial in trials.items()],
-        "spread": {
-            name: spread([trial_sum(of_trial, name) for of_trial in trials.values()])
-            for name in SUMS
-        },
+        "spread": trial_spread(results, SUMS),
         "pooled_ms": {name: _pooled(results, trials, name) for name in HISTOGRAMS},
     }
+
+
+def trial_spread(results: Iterable[RankResult], names: Iterable[str]) -> Mapping[str, Json]:
+    """Return how far the sums of the trials agree, for each figure."""
+    trials = _by_trial(results).values()
+    return {name: spread([trial_sum(of_trial, name) for of_trial in trials]) for name in names}
 
 
 def _by_trial(results: Iterable[RankResult]) -> dict[int, list[RankResult]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kv_cache.config.mlperf import EDITION
 from kv_cache.mlperf.aggregate import summarize
 from kv_cache.mlperf.rules import TreeFinding, check_tree
 from kv_cache.mlperf.tree import Tree
@@ -25,5 +26,6 @@ def check_document(tree: Tree, findings: Sequence[TreeFinding]) -> dict[str, Any
         "schema": CHECK_SCHEMA,
         "tree": str(tree.place.run),
         "division": tree.division,
+        "edition": EDITION,
         "rules": [finding.to_json() for finding in findings],
     }

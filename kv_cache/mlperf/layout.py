@@ -30,6 +30,9 @@ CONFIG = "kvcache_config.yaml"
 LAUNCHERS_METADATA = "*_metadata.json"
 """Only the launcher writes one; never this program."""
 
+SENTINEL = "mlperf-results.yaml"
+"""What `mlpstorage init` leaves at the top of a tree."""
+
 NOBODY = "submitter"
 """Where no organisation was named."""
 
@@ -57,6 +60,14 @@ class Place(Struct, frozen=True, kw_only=True):
         """Where the description of the system belongs."""
         top = self.submitter
         return None if top is None else top / "systems" / f"{self.system}.yaml"
+
+    @property
+    def code(self) -> Path | None:
+        """Where the copy of the launcher's sources belongs."""
+        top = self.submitter
+        if top is None:
+            return None
+        return (self.run.parents[2] if self.division == "open" else top) / "code"
 
     def name(self, path: Path) -> str:
         """Return a path as it is shown: from the sequence's directory, or from the submitter's."""

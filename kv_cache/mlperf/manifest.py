@@ -47,13 +47,13 @@ class TrialRecord(Struct, frozen=True, kw_only=True):
 
 
 class PlanRecord(Struct, frozen=True, kw_only=True):
-    """The plan of a sequence."""
+    """The plan of a sequence; a delay of None is the launcher's own."""
 
     options: Annotated[list[Annotated[int, Meta(ge=1, le=99)]], Meta(min_length=1)]
     trials: Annotated[int, Meta(ge=1, le=MOST_TRIALS)]
     ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
     seed: int
-    option_delay_s: float
+    option_delay_s: float | None
     config: Any = None
     flags: list[Any]
     launch: list[Any] = []

@@ -6,6 +6,7 @@ that follow from each other. Of everything else one flaw is reported, by name.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +84,15 @@ class RankResult:
     storage: Json = field(repr=False)  # the store of the storage tier
     fsync: str
     fingerprint: str
+
+    @property
+    def ended_utc(self) -> str:
+        """When its window ended, at the earliest; empty where no beginning can be read."""
+        try:
+            began = datetime.fromisoformat(self.started_utc)
+            return (began + timedelta(seconds=self.window_s)).isoformat()
+        except (ValueError, OverflowError):
+            return ""
 
     @property
     def hostname(self) -> str:

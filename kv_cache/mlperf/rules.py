@@ -7,7 +7,7 @@ and names are those of the MLPerf Storage v3.0 rules; which look checks what sta
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from itertools import pairwise
@@ -19,24 +19,29 @@ import orjson
 from msgspec import Struct
 
 from kv_cache.config.load import load_config
-from kv_cache.config.mlperf import MLPERF_OPTIONS, OPTION_DELAY_S, SEED, TRIALS
+from kv_cache.config.mlperf import (
+    LAUNCHERS_DELAY_S,
+    MLPERF_OPTIONS,
+    OPTION_DELAY_S,
+    PUBLISHED,
+    SEED,
+    TRIALS,
+)
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import UsageError
 from kv_cache.files.reading import result_bytes
 from kv_cache.metrics.judging import Look, Status, gravest, invalid, nothing, unknown, well
 from kv_cache.metrics.passport import VALID
-from kv_cache.mlperf.aggregate import HEADLINE, by_the_rules
+from kv_cache.mlperf import directories
+from kv_cache.mlperf.aggregate import HEADLINE, by_the_rules, trial_spread
 from kv_cache.mlperf.layout import (
     LAUNCHERS_METADATA,
     MANIFEST,
-    NOBODY,
     SUMMARY,
-    as_name,
 )
 from kv_cache.mlperf.manifest import FINISHED, PlanRecord, TrialRecord, gone
-from kv_cache.mlperf.plan import CLOSED, OPEN
+from kv_cache.mlperf.plan import OPEN
 from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult
-from kv_cache.mlperf.systems import flaws_of_description
 from kv_cache.mlperf.tree import OWN_OPTIONS, Tree
 from kv_cache.result import submission
 from kv_cache.result.paths import flat
@@ -142,20 +147,46 @@ def _workload(result: RankResult) -> Iterator[str]:
 
 def _sequence_locks(tree: Tree) -> Iterator[Look]:
     yield from _each(tree, _seed, f"seed {SEED} plus the rank")
-    plan = None if tree.manifest is None else tree.manifest.plan
-    if plan is None or tree.manifest is None:
-        yield unknown(f"trials, delays and --config: there is no {MANIFEST}")
+    plan, where = tree.plan, tree.record_name or ""
+    if plan is None:
+        yield unknown(f"trials, delays and --config: there is no {_RECORDS}")
         return
+    yield from (invalid(message, where) for message in _unlocked(plan))
+    delays_s = [OPTION_DELAY_S] if tree.launch is None else [OPTION_DELAY_S, LAUNCHERS_DELAY_S]
+    delay_s = delays_s[-1] if plan.option_delay_s is None else plan.option_delay_s
+    if delay_s not in delays_s:
+        fixed = " or ".join(f"{each:g}" for each in delays_s)
+        yield invalid(f"option_delay_s: {delay_s:g}, and {fixed} is fixed", where)
+    trials = _as_they_ran(tree) if tree.manifest is None else tree.manifest.record.trials
+    yield from _delays(trials, len(plan.options) * plan.trials, delay_s, where)
+
+
+_RECORDS = f"{MANIFEST} and no {LAUNCHERS_METADATA} of mlpstorage"
+
+
+def _unlocked(plan: PlanRecord) -> Iterator[str]:
     if plan.trials != TRIALS:
-        yield invalid(f"trials: {plan.trials}, and {TRIALS} are fixed", MANIFEST)
+        yield f"trials: {plan.trials}, and {TRIALS} are fixed"
     if plan.seed != SEED:
-        yield invalid(f"seed: {plan.seed}, and {SEED} is fixed", MANIFEST)
+        yield f"seed: {plan.seed}, and {SEED} is fixed"
     if plan.config is not None:
-        yield invalid(f"config: {plan.config}, and none is allowed", MANIFEST)
-    if plan.option_delay_s != OPTION_DELAY_S:
-        message = f"option_delay_s: {plan.option_delay_s:g}, and {OPTION_DELAY_S:g} is fixed"
-        yield invalid(message, MANIFEST)
-    yield from _delays(tree.manifest.record.trials, plan)
+        yield f"config: {plan.config}, and none is allowed"
+
+
+def _as_they_ran(tree: Tree) -> Iterator[TrialRecord]:
+    """Yield the trials by the instants of their results. They end later than their windows, so
+    rests come out too long, never too short."""
+    trials: dict[tuple[int, int], list[RankResult]] = {}
+    for result in tree.ranks:
+        trials.setdefault((result.spot.option, result.spot.trial), []).append(result)
+    for (option, trial), results in trials.items():
+        ends = [_instant(result.ended_utc) for result in results]
+        last = max(range(len(ends)), key=lambda at: ends[at] or 0.0)
+        yield TrialRecord(
+            option=option, trial=trial, complete=True, exit_codes=[], left_in_cache=0,
+            started_utc=min(result.started_utc for result in results),
+            ended_utc=results[last].ended_utc,
+        )  # fmt: skip
 
 
 def _seed(result: RankResult) -> Iterator[str]:
@@ -164,22 +195,24 @@ def _seed(result: RankResult) -> Iterator[str]:
         yield f"seed is {result.seed}, and {wanted} ({SEED} + rank) is fixed"
 
 
-def _delays(trials: Sequence[TrialRecord], plan: PlanRecord) -> Iterator[Look]:
+def _delays(
+    rows: Iterable[TrialRecord], planned: int, wanted_s: float, where: str
+) -> Iterator[Look]:
     """By the clock, between the end of one option and the start of the next."""
-    wanted_s, planned = plan.option_delay_s, len(plan.options) * plan.trials
+    trials = list(rows)
     if len(trials) < planned:
-        yield unknown(f"only {len(trials)} of {planned} trials were begun", MANIFEST)
+        yield unknown(f"only {len(trials)} of {planned} trials were begun", where)
     for before, after in pairwise(trials):
         if before.option == after.option:
             continue
         ended, began = _instant(before.ended_utc), _instant(after.started_utc)
         if ended is None or began is None:
-            yield unknown(f"when option {after.option} began is not told", MANIFEST)
+            yield unknown(f"when option {after.option} began is not told", where)
             continue
         waited_s = began - ended
         if waited_s < wanted_s - _CLOCKS_S:
             message = f"option {after.option} began {waited_s:.0f} s after option {before.option}"
-            yield invalid(f"{message}, and {wanted_s:g} s are planned", MANIFEST)
+            yield invalid(f"{message}, and {wanted_s:g} s are planned", where)
 
 
 def _instant(text: str) -> float | None:
@@ -246,7 +279,7 @@ def _shared_results(tree: Tree) -> Iterator[Look]:
         return
     yield from _unread(tree)
     missing = next((flaw for flaw in tree.flaws if flaw.kind == MISSING), None)
-    launched = tree.manifest is not None and bool(tree.manifest.plan.launch)
+    launched = tree.plan is not None and bool(tree.plan.launch)
     if missing is not None and launched:
         yield invalid(f"has no result, and all others are of {', '.join(hosts)}: is "
                      "the results directory the same on every host?", missing.path)  # fmt: skip
@@ -334,27 +367,52 @@ def _headline(tree: Tree) -> Iterator[Look]:
 
 
 def _posix_cache_dir(tree: Tree) -> Iterator[Look]:
-    if tree.manifest is None:
-        yield unknown(f"where the results were written is not known without {MANIFEST}")
-        return
-    places = tree.manifest.record.environment
-    same = places.get("same_filesystem")
-    if same is False:
-        yield well("cache and results were on different file systems", MANIFEST)
-    else:
-        yield invalid(f"same_filesystem is {same!r}: cache and results share one", MANIFEST)
+    looked = {r.path: r.environment.get("same_filesystem") for r in tree.ranks}
+    if tree.manifest is not None:
+        looked[MANIFEST] = tree.manifest.record.environment.get("same_filesystem", True)
+    for where, same in looked.items():
+        if same not in (False, None):
+            yield invalid(f"same_filesystem is {same!r}: cache and results share one", where)
+    yield from _unread(tree)
+    if tree.manifest is None and None in looked.values():
+        yield unknown(f"where the results were written is not recorded, and there is no {MANIFEST}")
+    yield well("cache and results were on different file systems")
+
+
+_NO_CACHE = {
+    "direct": "O_DIRECT, which no page cache serves",
+    "uring": "O_DIRECT by io_uring, which no page cache serves",
+    "buffered": "dropped from the page cache before each read, as the reference does",
+}
+"""How each engine reads cold."""
 
 
 def _posix_io(tree: Tree) -> Iterator[Look]:
-    values = sorted({(str(r.storage.get("engine")), r.fsync) for r in tree.ranks})
-    if values and all(engine == "buffered" and fsync == "object" for engine, fsync in values):
-        yield well("buffered files with an fsync each, dropped from the page cache before a read")
-        return
-    said = "; ".join(f"engine {engine}, fsync {fsync}" for engine, fsync in values) or "nothing"
-    yield unknown(
-        f"the rule tells how the reference does its I/O (np.save, fsync, np.load); here was "
-        f"{said}. Whether that is accepted is the reviewers' to say"
+    """What the rule describes is a file for each object that is durable before its write counts,
+    and a read that the device serves: the passport's rules hold that against the kernel."""
+    yield from _each(tree, _warm, "a file for each object, synced before it counts, read cold")
+    ways = {_NO_CACHE[name] for r in tree.ranks for name in _engines(r) if name in _NO_CACHE}
+    yield well(
+        f"satisfied, not imitated: {'; '.join(sorted(ways)) or 'no bytes'}. Other than there, a "
+        "file has no .npy header, and device write latency is create, write, fsync and close where "
+        "the reference counts the fsync alone, so it is never shorter; --personality reference "
+        "does as the reference (OPEN)"
     )
+
+
+def _engines(result: RankResult) -> set[str]:
+    names = (result.storage.get("engine"), result.storage.get("write_engine"))
+    return {str(name) for name in names if name is not None}
+
+
+def _warm(result: RankResult) -> Iterator[str]:
+    other = sorted(_engines(result) - set(_NO_CACHE))
+    if other:
+        yield f"engine {', '.join(other)} neither goes past the page cache nor drops it"
+    if result.fsync != "object":
+        yield f"fsync {result.fsync}: a write counts before its bytes are durable"
+    if result.storage.get("layout") not in ("file", None):
+        yield f"layout {result.storage.get('layout')}: an object is no file of its own"
 
 
 def _gateway(tree: Tree) -> Iterator[Look]:
@@ -408,114 +466,47 @@ def _changed(result: RankResult) -> Iterator[str]:
     if known is None:
         return
     own = (*known.overrides(), *_HAS_ITS_OWN_RULE)
-    for name, default in _defaults(result.spot.option).items():
-        if name in own or name.startswith(OWN_OPTIONS) or name not in result.config:
+    defaults, model = _defaults(result.spot.option), f"model_configs.{known.model}."
+    for name, value in result.config.items():
+        if name in own or name.startswith(OWN_OPTIONS):
             continue
-        if result.config[name] != default:
-            yield f"{name} is {result.config[name]!r} (default {default!r})"
+        if (name in defaults or name.startswith(model)) and value not in (
+            defaults.get(name), PUBLISHED.get(name)
+        ):  # fmt: skip
+            yield f"{name} is {value!r} (default {defaults.get(name)!r})"
 
 
 def _open_allowances(tree: Tree) -> Iterator[Look]:
     if tree.division != OPEN:
         yield nothing("only OPEN has allowances")
         return
-    if tree.manifest is None:
-        yield unknown(f"what differs from CLOSED is recorded in {MANIFEST} only")
+    if tree.plan is None:
+        yield unknown(f"what differs from CLOSED is not recorded: there is no {_RECORDS}")
         return
-    said = "; ".join(tree.deviations) or "nothing that is recorded"
-    yield well(f"differs from CLOSED in {said}")
+    said = tree.deviations if tree.launch is None else tuple(_differences(tree, tree.plan))
+    yield well(f"differs from CLOSED in {'; '.join(said) or 'nothing that is recorded'}")
+
+
+def _differences(tree: Tree, plan: PlanRecord) -> Iterator[str]:
+    """Yield in what a sequence of the launcher is not as in CLOSED."""
+    yield from _unlocked(plan)
+    departures = {
+        (r.spot.option, text) for r in tree.ranks for text in (*_workload(r), *_changed(r))
+    }
+    yield from (f"option {option}: {text}" for option, text in sorted(departures))
 
 
 def _invocation(tree: Tree) -> Iterator[Look]:
-    if tree.manifest is None:
-        yield unknown(f"the call is recorded in {MANIFEST} only")
-    elif tree.manifest.plan.command:
-        yield well(f"recorded: {' '.join(map(str, tree.manifest.plan.command))[:200]}", MANIFEST)
+    if tree.plan is None:
+        yield unknown(f"the call is not recorded: there is no {_RECORDS}")
+    elif tree.plan.command:
+        words = " ".join(map(str, tree.plan.command))
+        yield well(f"recorded: {words[:200]}", tree.record_name or "")
     else:
-        yield invalid("the call is not recorded", MANIFEST)
+        yield invalid("the call is not recorded", tree.record_name or "")
 
 
-# --- 1 and 2: the directories of a submission ------------------------------------------------
-
-
-def _outside_a_submission() -> Look:
-    return unknown("the sequence does not lie in <division>/<org>/results/<system>/kv_cache")
-
-
-def _by_mlpstorage(tree: Tree) -> Iterator[Look]:
-    made = sorted(tree.place.run.glob(LAUNCHERS_METADATA))
-    if any(path.is_file() and path.stat().st_size for path in made):
-        yield well("has metadata such as mlpstorage leaves", tree.place.name(made[0]))
-    else:
-        yield unknown(
-            "the rules want mlpstorage to make the tree, and this one has nothing of it; run the "
-            "same under mlpstorage, or ask the working group"
-        )
-
-
-def _submitter(tree: Tree) -> Iterator[Look]:
-    org = tree.place.org
-    if org is None:
-        yield _outside_a_submission()
-    elif org == NOBODY or as_name(org) != org:
-        yield invalid("is no submitter's name; give --org, or rename the directory", org)
-    else:
-        yield well(org)
-
-
-def _top_level(tree: Tree) -> Iterator[Look]:
-    submitter = tree.place.submitter
-    if submitter is None:
-        yield _outside_a_submission()
-        return
-    yield from _nothing_else(submitter.parents[1], {CLOSED, OPEN}, needed=set())
-
-
-def _required(tree: Tree) -> Iterator[Look]:
-    submitter = tree.place.submitter
-    if submitter is None:
-        yield _outside_a_submission()
-        return
-    wanted = {"results", "systems"} | ({"code"} if tree.place.division == CLOSED else set())
-    yield from _nothing_else(submitter, wanted, needed=wanted)
-
-
-def _nothing_else(directory: Path, allowed: set[str], needed: set[str]) -> Iterator[Look]:
-    there = {path.name for path in directory.iterdir() if not path.name.startswith(".")}
-    for name in sorted(needed - there):
-        yield invalid(f"has no directory {name}", str(directory))
-    for name in sorted(there - allowed):
-        yield invalid(f"is none of {', '.join(sorted(allowed))}", str(directory / name))
-    yield well(f"{', '.join(sorted(there & allowed))}", str(directory))
-
-
-def _code(tree: Tree) -> Iterator[Look]:
-    yield unknown("the copy of the sources and its hash are mlpstorage's to make and to check")
-
-
-def _systems_files(tree: Tree) -> Iterator[Look]:
-    path = tree.place.description
-    if path is None:
-        yield _outside_a_submission()
-        return
-    for wanted in (path, path.with_suffix(".pdf")):
-        if not wanted.is_file():
-            yield invalid("is not there", tree.place.name(wanted))
-    yield well("both descriptions are there", tree.place.name(path))
-
-
-def _described(tree: Tree) -> Iterator[Look]:
-    path = tree.place.description
-    if path is None or not path.is_file():
-        yield unknown("there is no description to look into")
-        return
-    try:
-        flaws = list(flaws_of_description(path, tree.place.system))
-    except UsageError as error:
-        flaws = [f"cannot be read: {error}"]
-    yield from (invalid(flaw, tree.place.name(path)) for flaw in flaws)
-    yield well("is filled in", tree.place.name(path))
-
+# --- 2.1.9: the machines ----------------------------------------------------------------------
 
 _SAME_SYSTEM = (
     *("program.version", "program.git_commit", "python.version", "os.kernel", "cpu.model"),
@@ -551,6 +542,30 @@ def _complete(tree: Tree) -> Iterator[Look]:
     expected = tree.expected
     count = len(expected.options) * expected.trials * expected.ranks
     yield well(f"all {count} results are there, whole and alike")
+
+
+MOST_SPREAD = 0.1
+"""Coefficient of variation of a rate over the trials above which their mean says little of any."""
+
+_RATES = tuple(name.removeprefix("aggregated_") for name in HEADLINE if "_ms" not in name)
+
+
+def _spread(tree: Tree) -> Iterator[Look]:
+    """The published rules have no such limit: their number is the mean however far trials differ"""
+    for option in tree.expected.options:
+        where = f"option_{option}"
+        if tree.flaws_of(option):
+            yield unknown("the option is incomplete", where)
+            continue
+        for name, row in trial_spread(tree.of(option), _RATES).items():
+            cv = row["coefficient_of_variation"]
+            if cv is None:
+                yield unknown(f"{name} has no spread: {len(row['values'])} trials", where)
+            elif cv > MOST_SPREAD:
+                values = ", ".join(f"{value:.4g}" for value in row["values"])
+                message = f"{name} varies by {cv:.1%} over the trials ({values})"
+                yield invalid(f"{message}, and {MOST_SPREAD:.0%} is the most here", where)
+    yield well(f"no rate varies by more than {MOST_SPREAD:.0%} over the trials")
 
 
 def _intact(tree: Tree) -> Iterator[Look]:
@@ -620,14 +635,16 @@ RULES: Mapping[str, tuple[str, TreeRule]] = {
     "kvcacheClosedImmutable": ("6.6.1", _closed_only(_immutable)),
     "kvcacheOpenAllowances": ("6.6.2", _open_allowances),
     "kvcacheOpenInvocationNote": ("6.6.3", _invocation),
-    "mlpstorageGeneratesHierarchy": ("1.1", _by_mlpstorage),
-    "submitterRootDirectory": ("2.1.1", _submitter),
-    "topLevelSubdirectories": ("2.1.2", _top_level),
-    "requiredSubdirectories": ("2.1.5", _required),
-    "codeDirectoryContents": ("2.1.6", _code),
-    "systemsDirectoryFiles": ("2.1.7", _systems_files),
+    "mlpstorageGeneratesHierarchy": ("1.1", directories.by_mlpstorage),
+    "submitterRootDirectory": ("2.1.1", directories.submitter),
+    "topLevelSubdirectories": ("2.1.2", directories.top_level),
+    "requiredSubdirectories": ("2.1.5", directories.required),
+    "codeDirectoryContents": ("2.1.6", directories.code),
+    "systemsDirectoryFiles": ("2.1.7", directories.systems_files),
     "identicalSystemConfig": ("2.1.9", _identical),
-    "systemDescription": ("ours", _described),
+    "systemDescription": ("ours", directories.described),
+    "divisionOfPath": ("ours", directories.division),
+    "trialSpread": ("ours", _spread),
     "completeness": ("ours", _complete),
     "intactResults": ("ours", _intact),
     "hashChain": ("ours", _chain),

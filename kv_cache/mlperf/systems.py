@@ -18,6 +18,7 @@ from kv_cache.files.writing import write_atomically
 from kv_cache.result.paths import value_at
 
 PLACEHOLDER = "FILL IN: "
+_INTERFACES, _MEDIA = ("nvme", "SAS", "SATA", "other"), ("HDD", "TLC", "QLC", "other")
 
 _HEADER = """\
 # The system under test, for MLPerf Storage. What the runs knew about their machines stands here;
@@ -121,8 +122,8 @@ def _drive(environment: Json) -> dict[str, Any]:
         "unit_count": len(environment.get("drives") or [None]),
         "vendor_name": _fill("vendor of the drive"),
         "model_name": device.get("model") or _fill("the vendor's name of the drive"),
-        "interface": "nvme" if nvme else _fill("nvme, sas, sata or other"),
-        "media_type": _fill("HDD, TLC, QLC or other"),
+        "interface": "nvme" if nvme else _fill(f"{', '.join(_INTERFACES)}"),
+        "media_type": _fill(f"{', '.join(_MEDIA)}"),
         "capacity_in_GB": round(size / 1e9) if isinstance(size, int) else _fill("GB of 10^9 bytes"),
     }
 
@@ -166,6 +167,8 @@ def flaws_of_description(path: Path, system: str | None) -> Iterator[str]:
         yield "has no mapping system_under_test"
         return
     yield from (f"{where} is still {text!r}" for where, text in _placeholders(root, ""))
+    yield from _pairs(root)
+    yield from _drives(root)
     for where, allowed in _ENUMS.items():
         value = value_at(root, where)
         if not _is_open(value) and value not in allowed:
@@ -181,8 +184,41 @@ def flaws_of_description(path: Path, system: str | None) -> Iterator[str]:
         yield "clients is no list of machines"
 
 
+def _pairs(root: Json) -> Iterator[str]:
+    """Yield what two values say against each other."""
+    names = ("client_footprint", "client_installation")
+    client = [value_at(root, f"solution.architecture.{name}") for name in names]
+    if not any(map(_is_open, client)) and client.count("n/a") == 1:
+        yield f"{' and '.join(names)} are {client[0]!r} and {client[1]!r}: both are n/a, or neither"
+    able = value_at(root, "solution.capabilities") or {}
+    seconds = able.get("remap_time_in_seconds") if isinstance(able, Mapping) else None
+    if isinstance(seconds, int) and isinstance(able, Mapping):
+        at_once = able.get("simultaneous_write") is True and able.get("simultaneous_read") is True
+        if at_once == (seconds != 0):
+            yield (
+                f"solution.capabilities.remap_time_in_seconds is {seconds}: it is 0 if written and "
+                "read at the same time, and else not"
+            )
+
+
+def _drives(root: Json) -> Iterator[str]:
+    for kind in ("clients", "product_nodes"):
+        for machine, node in enumerate(_mappings(root.get(kind))):
+            for number, drive in enumerate(_mappings(node.get("drives"))):
+                for name, words in (("interface", _INTERFACES), ("media_type", _MEDIA)):
+                    value = drive.get(name)
+                    if not _is_open(value) and value not in words:
+                        where = f"{kind}[{machine}].drives[{number}].{name}"
+                        yield f"{where} is {value!r}, not one of {', '.join(words)}"
+
+
+def _mappings(value: Any) -> list[Json]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
 def _is_open(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(PLACEHOLDER)
+    """Whether it is for people to fill in; the launcher leaves empty what it does not know."""
+    return value == "" or (isinstance(value, str) and value.startswith(PLACEHOLDER))
 
 
 def _placeholders(value: Any, where: str) -> Iterator[tuple[str, str]]:

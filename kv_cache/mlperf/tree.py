@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from kv_cache.config.mlperf import MLPERF_OPTIONS, TRIALS
 from kv_cache.core.errors import UsageError
+from kv_cache.mlperf.launcher import LaunchRecord, read_launch
 from kv_cache.mlperf.layout import (
     MANIFEST,
     Place,
@@ -28,6 +29,7 @@ from kv_cache.mlperf.manifest import (
     MOST_RANKS,
     MOST_TRIALS,
     Manifest,
+    PlanRecord,
     gone,
     read_manifest,
 )
@@ -71,13 +73,35 @@ class Tree(Struct, frozen=True, kw_only=True):
 
     place: Place
     manifest: Manifest | None
+    launch: LaunchRecord | None
     expected: Expected
     ranks: tuple[RankResult, ...]  # that can be read, by option, trial and rank
     flaws: tuple[Flaw, ...]
 
     @property
     def division(self) -> str | None:
-        return self.place.division if self.manifest is None else self.manifest.record.division
+        """By the path, as MLPerf's own checker has it; else by the record."""
+        return self.place.division or self.recorded_division
+
+    @property
+    def recorded_division(self) -> str | None:
+        if self.manifest is not None:
+            return self.manifest.record.division
+        return None if self.launch is None else self.launch.division
+
+    @property
+    def record_name(self) -> str | None:
+        """The file that says how the sequence was called: ours, else the launcher's."""
+        if self.manifest is not None:
+            return MANIFEST
+        return None if self.launch is None else self.launch.name
+
+    @property
+    def plan(self) -> PlanRecord | None:
+        """How the sequence was called, as that file has it."""
+        if self.manifest is not None:
+            return self.manifest.plan
+        return None if self.launch is None else self.launch.plan(self.expected.ranks)
 
     @property
     def not_submittable(self) -> tuple[str, ...]:
@@ -103,7 +127,7 @@ class Tree(Struct, frozen=True, kw_only=True):
 def read_tree(path: Path) -> Tree:
     """Read the sequence at or below a path. Raises UsageError if there is none."""
     place = locate(path)
-    manifest = read_manifest(place)
+    manifest, launch = read_manifest(place), read_launch(place.run)
     files_at = _found(place.run)
     read = {
         spot: read_rank(spot, files[0], place.name(files[0]))
@@ -111,7 +135,7 @@ def read_tree(path: Path) -> Tree:
         if files
     }
     ranks = [result for result in read.values() if isinstance(result, RankResult)]
-    expected = _expected(manifest, files_at, ranks)
+    expected = _expected(manifest, launch, files_at, ranks)
     flaws = [
         *_of_manifest(manifest, place),
         *_missing(expected, files_at, place),
@@ -124,6 +148,7 @@ def read_tree(path: Path) -> Tree:
     return Tree(
         place=place,
         manifest=manifest,
+        launch=launch,
         expected=expected,
         ranks=tuple(sorted(ranks, key=lambda result: result.spot)),
         flaws=tuple(dict.fromkeys(flaws)),
@@ -144,7 +169,10 @@ def _found(run: Path) -> dict[Spot, list[Path]]:
 
 
 def _expected(
-    manifest: Manifest | None, files_at: Mapping[Spot, Any], ranks: Iterable[RankResult]
+    manifest: Manifest | None,
+    launch: LaunchRecord | None,
+    files_at: Mapping[Spot, Any],
+    ranks: Iterable[RankResult],
 ) -> Expected:
     if manifest is not None:
         return Expected(
@@ -155,8 +183,12 @@ def _expected(
         )
     counts = [result.mpi.ranks for result in ranks if result.mpi.ranks is not None]
     there = 1 + max((spot.rank for spot in files_at), default=0)
+    options = tuple(sorted({spot.option for spot in files_at} | set(MLPERF_OPTIONS)))
+    if launch is not None:
+        count = launch.ranks or min(MOST_RANKS, max(counts, default=there))
+        return Expected(options=options, trials=launch.trials, ranks=count, source=launch.name)
     return Expected(
-        options=tuple(sorted({spot.option for spot in files_at} | set(MLPERF_OPTIONS))),
+        options=options,
         trials=min(MOST_TRIALS, max([TRIALS, *(1 + spot.trial for spot in files_at)])),
         ranks=min(MOST_RANKS, max(counts, default=there)),
         source="the ranks' own results" if counts else "the directories that are there",

@@ -297,8 +297,8 @@ def _cache_stats(runs: Sequence[CountedRun], counts: MergeableCounts) -> dict[st
         runs[0].config.run.performance_profile if runs else "",
         real=bool(runs) and all(run.measured for run in runs),
     )
-    stats["prefill_writes"] = _operations_of(ledger, OpKind.WRITE, Cause.PREFILL)
-    stats["decode_reads"] = _operations_of(ledger, OpKind.READ, Cause.DECODE)
+    stats["prefill_writes"] = _of_requests(ledger, OpKind.WRITE)
+    stats["decode_reads"] = _of_requests(ledger, OpKind.READ)
     for label in TIER_LABELS:
         for kind, past in ((OpKind.WRITE, "written"), (OpKind.READ, "read")):
             moved = total_bytes(ledger.window(label, kind))
@@ -341,8 +341,13 @@ def _storage_tokens(run: CountedRun) -> int | None:
     return round(sum(total_bytes(run.ledger.window("storage", kind)) for kind in KINDS) / per_token)
 
 
-def _operations_of(ledger: OperationLedger, kind: OpKind, cause: Cause) -> int:
-    return total_operations(row for row in ledger.window(None, kind) if row.cause is cause)
+_OF_REQUESTS = (Cause.PREFILL, Cause.REUSE, Cause.DECODE)
+
+
+def _of_requests(ledger: OperationLedger, kind: OpKind) -> int:
+    """Count what requests stored, or loaded. The reference calls each store a prefill, also one
+    that repairs a miss in decode, and each load a decode, also one of earlier turns."""
+    return total_operations(row for row in ledger.window(None, kind) if row.cause in _OF_REQUESTS)
 
 
 def _percentiles(ledger: OperationLedger) -> dict[str, float]:

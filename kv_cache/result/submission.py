@@ -91,3 +91,4 @@ class TreeFacts(Struct, frozen=True, kw_only=True):
     deviations: list[str]
     options: Mapping[str, OptionSummary]
     rules: list[RuleFinding] = []
+    edition: str | None = None  # of the rules

@@ -1,7 +1,6 @@
 """A result as a spreadsheet: the reference's sheets and columns, with the values of the result.
 
-`.xlsx` files are made by XlsxWriter (the extra `xlsx`), CSV needs nothing. A value that the result
-does not have is an empty cell. The same result gives the same bytes.
+A value that the result does not have is an empty cell. The same result gives the same bytes.
 """
 
 import csv
@@ -9,8 +8,6 @@ import io
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +15,25 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kv_cache.config.root import DEFAULT_DURATION_S
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import PlaceError
 from kv_cache.core.kinds import Qos
 from kv_cache.core.text import printable
 from kv_cache.files.reading import require_replaceable
 from kv_cache.files.writing import write_atomically
-from kv_cache.installing import install_hint
 from kv_cache.metrics.tracing import HISTOGRAMS
 from kv_cache.result.metrics import Json
 from kv_cache.result.paths import value_at
 from kv_cache.view.parts import BarChart, Cell, Figure, FlowDiagram, IntervalChart, Table, View
+from kv_cache.view.workbook import CORE, MARK, Sheet, workbook_bytes
 
 _EARLIEST = datetime(1980, 1, 1)
 """Before it no file in a workbook can have been made."""
 
 FLAG = "--xlsx-output"
-MARK = "kv-cache sheets"
-"""In the properties of each workbook: one that says so may be replaced."""
-
 NONE, NO_PLACE = "N/A", "temp"
 NOT_JUDGED = "N/A (throughput mode)"
 
-_CORE = "docProps/core.xml"
 _CORE_LARGEST = 1 << 16  # bytes of it that are looked at
-
-
-class Sheet(Struct, frozen=True, kw_only=True):
-    """`columns` is the first row; each of `rows` has as many cells."""
-
-    name: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
 
 
 # --- cells out of a result -------------------------------------------------------------------
@@ -371,29 +356,10 @@ def _plain(cell: Cell) -> Cell:
 def workbook(documents: Sequence[Json], view: View | None = None) -> bytes:
     """The reference's sheets of runs, then the tables of a view, a sheet each, as an .xlsx file. A
     document without a run does not say when it was made, and the clock of now would change the
-    bytes. Raises UsageError where XlsxWriter is missing."""
+    bytes."""
     runs = sheets(documents) if documents else []
     more = [] if view is None else _view_sheets(view)
-    return _written([*runs, *more], _created(documents) if documents else _EARLIEST)
-
-
-def _written(every: Sequence[Sheet], created: datetime) -> bytes:
-    """Sheets as a file that says when its content was made."""
-    buffer = io.BytesIO()
-    options = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False}
-    book = _xlsxwriter().Workbook(buffer, options)
-    book.set_properties({"author": "kv-cache", "comments": MARK, "created": created})
-    bold = book.add_format({"bold": True})
-    for sheet in every:
-        page = book.add_worksheet(sheet.name)
-        page.freeze_panes(1, 0)
-        for column, name in enumerate(sheet.columns):
-            page.write_string(0, column, name, bold)
-            page.set_column(column, column, max(10, len(name) + 2))
-        for number, row in enumerate(sheet.rows, start=1):
-            page.write_row(number, 0, row)  # None is left empty
-    book.close()
-    return buffer.getvalue()
+    return workbook_bytes([*runs, *more], _created(documents) if documents else _EARLIEST)
 
 
 def tables(view: View) -> list[Table]:
@@ -454,21 +420,6 @@ def _created(documents: Sequence[Json]) -> datetime:
     return max(begin, _EARLIEST)
 
 
-def installed() -> bool:
-    """Whether XlsxWriter is there. It is imported only to write."""
-    return find_spec("xlsxwriter") is not None
-
-
-def _xlsxwriter() -> Any:
-    try:
-        return import_module("xlsxwriter")
-    except ImportError as error:
-        raise UsageError(
-            f"an .xlsx file is written by XlsxWriter, which cannot be used here ({error}); get it: "
-            f"{install_hint('xlsx')}, or write a .csv file"
-        ) from None
-
-
 class Target(Struct, frozen=True, kw_only=True):
     """Where the spreadsheet will be, and a sentence where that is not what was asked for."""
 
@@ -482,16 +433,11 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def target_of(wanted: Path) -> Target:
-    """An .xlsx file where XlsxWriter is there; else, and for other names, the summary as CSV."""
-    suffix = wanted.suffix.lower()
-    if suffix == ".csv" or (suffix == ".xlsx" and installed()):
+    """A workbook or CSV by the name; for any other name the summary as CSV."""
+    if wanted.suffix.lower() in (".csv", ".xlsx"):
         return Target(path=wanted)
-    if suffix == ".xlsx":
-        path = wanted.with_suffix(".csv")
-        why = f"XlsxWriter is not installed; get it: {install_hint('xlsx')}"
-    else:
-        path = wanted.with_name(f"{wanted.name}.csv")
-        why = "it does not end in .xlsx"
+    path = wanted.with_name(f"{wanted.name}.csv")
+    why = "it does not end in .xlsx"
     return Target(path=path, note=f"{FLAG} {wanted}: the summary goes to {path} as CSV, as {why}")
 
 
@@ -520,7 +466,7 @@ def require_workbook(path: Path, flag: str) -> None:
 
 def _ours(path: Path) -> bool:
     try:
-        with zipfile.ZipFile(path) as packed, packed.open(_CORE) as core:
+        with zipfile.ZipFile(path) as packed, packed.open(CORE) as core:
             return MARK.encode() in core.read(_CORE_LARGEST)
     except (OSError, KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError):
         return False

@@ -88,7 +88,9 @@ def check_view(section: Json) -> View:
     return View(
         title="MLPerf check",
         status=FALLS_SHORT if short else "nothing falls short",
-        sentence=", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s]) + ".",
+        sentence=f"By {facts.edition}: "
+        + ", ".join(f"{counts[s]} {s}" for s in STATUSES if counts[s])
+        + ".",
         about=list(_about(facts)),
         reasons=[*map(_short_text, short), *facts.not_submittable],
         sections=[_not_closed(facts), _rules(facts)],
@@ -192,7 +194,8 @@ def _by_the_rules(facts: TreeFacts) -> Table:
             ),
             **{column: partial(_by_rule, name=name) for name, column in _RULES_COLUMNS.items()},
         },
-        caption="Bandwidths and tokens/s: added over ranks, the mean of trials.",
+        caption="Bandwidths and tokens/s: added over ranks, the mean of trials"
+        f"{f', by {facts.edition}' if facts.edition else ''}.",
     )
 
 

@@ -310,6 +310,38 @@ def test_three_ranks_of_mpirun_run_together(tmp_path: Path) -> None:
     assert leaves_nothing(tmp_path)
 
 
+NOT_INSTALLED = """
+import os, sys
+kept = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+own = os.path.join("kv_cache", "crew", "rendezvous.py")
+sys.path[:] = [each for each in sys.path if each in kept or not os.path.exists(f"{each}/{own}")]
+"""
+
+
+def test_ranks_of_mpirun_meet_from_any_directory_where_the_program_is_not_installed(
+    tmp_path: Path,
+) -> None:
+    need_mpi4py()
+    path = startup(tmp_path, NOT_INSTALLED)
+    process = mpirun(["2", *SMALLER, "--duration=1"], cwd=tmp_path, PYTHONPATH=path)
+    ran = finish(process, tmp_path)
+    assert ran.code == 0, ran.err
+    assert ran.own["crew"]["how"] == "mpi"
+
+
+def test_ranks_whose_child_for_mpi_does_not_start_run_apart_and_say_why(tmp_path: Path) -> None:
+    need_mpi4py()
+    code = (
+        "import os, sys\nif '-m' in sys.orig_argv: print('no room', file=sys.stderr); os._exit(1)"
+    )
+    path = startup(tmp_path, code) + os.pathsep + environment()["PYTHONPATH"]
+    process = mpirun(["2", *SMALLER, "--duration=1"], cwd=tmp_path, PYTHONPATH=path)
+    ran = finish(process, tmp_path)
+    assert ran.code == 0, ran.err
+    assert "ranks run apart, and nothing is added up: no room" in ran.err
+    assert rank_file(tmp_path, 1)["kv_cache"]["rank"]["rank"] == 1
+
+
 def test_ranks_with_different_configurations_are_refused_by_name(tmp_path: Path) -> None:
     need_mpi4py()
     process = mpirun(["1", *SMALLER, "--duration=1"], ["1", *SMALLER, "--duration=2"], cwd=tmp_path)
@@ -350,11 +382,17 @@ def _has_open(process: psutil.Process, directory: Path) -> bool:
     return any(name.startswith(str(directory)) for name in held)
 
 
-@pytest.fixture
-def without_mpi4py(tmp_path: Path) -> dict[str, str]:
+def startup(tmp_path: Path, code: str) -> str:
+    """A directory for PYTHONPATH, with what an interpreter runs as it starts."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
-    (hidden / "sitecustomize.py").write_text("import sys\nsys.modules['mpi4py'] = None\n")
+    (hidden / "sitecustomize.py").write_text(code)
+    return str(hidden)
+
+
+@pytest.fixture
+def without_mpi4py(tmp_path: Path) -> dict[str, str]:
+    hidden = startup(tmp_path, "import sys\nsys.modules['mpi4py'] = None\n")
     return {"PYTHONPATH": f"{hidden}:{environment()['PYTHONPATH']}"}
 
 

@@ -18,7 +18,6 @@ SHORT = (*LIGHT, "--duration=1", "--drain=2")
 
 def test_a_spreadsheet_has_the_values_of_the_result(tmp_path: Path) -> None:
     openpyxl = pytest.importorskip("openpyxl")
-    pytest.importorskip("xlsxwriter")
     ran = small(tmp_path, *SHORT, "--xlsx-output=S.xlsx")
     assert ran.code == 0, ran.err
     assert "sheets  S.xlsx" in ran.out

@@ -275,6 +275,11 @@ def test_no_key_of_the_reference_is_missing(path: str, plain: Any) -> None:
     assert KEYS[path] <= set(section)
 
 
+def test_a_result_says_that_it_lies_where_the_cache_does(plain: Any) -> None:
+    """So that `mlperf check` knows it of each rank, whoever launched it."""
+    assert plain["kv_cache"]["environment"]["same_filesystem"] is True
+
+
 def test_a_single_process_is_the_only_rank_and_has_what_it_was_given(plain: Any) -> None:
     own = plain["kv_cache"]
     assert own["rank"] == {"rank": 0, "ranks": 1, "on_machine": 1, "source": None}

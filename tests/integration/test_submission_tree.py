@@ -5,7 +5,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -43,12 +43,22 @@ from kv_cache.mlperf.rankfile import (
     RankResult,
     Spot,
 )
-from kv_cache.mlperf.rules import RULES, check_tree
+from kv_cache.mlperf.rules import RULES, TreeFinding, check_tree
 from kv_cache.mlperf.tree import Tree, read_tree
 from kv_cache.result.run import plain
 from kv_cache.view.submission import check_view, submission_view
 from kv_cache.view.terminal import terminal
-from tests.submission import STAMP, Document, Edit, Made, consistent, make, real_result, resealed
+from tests.submission import (
+    STAMP,
+    Document,
+    Edit,
+    Made,
+    consistent,
+    launched,
+    make,
+    real_result,
+    resealed,
+)
 
 Json = Mapping[str, Any]
 
@@ -554,6 +564,7 @@ BROKEN: Mapping[str, Broken] = {
     "kvcacheAggregateDeviceLatency": Broken(tree=summed_wrong("aggregated_device_read_p95_ms")),
     "kvcacheLatencyValidity": Broken(edit=only_ram),
     "kvcachePosixCacheDir": Broken(tree=record("environment.same_filesystem", True)),
+    "kvcachePosixIoModel": Broken(edit=setting("tiers.storage.store.layout", "log")),
     "kvcacheObjectViaGateway": Broken(
         edit=lambda o, t, r, d: setting("config.tiers.cache_dir", [f"s3://b/rank_{r}"])(o, t, r, d)
     ),
@@ -565,8 +576,13 @@ BROKEN: Mapping[str, Broken] = {
     "submitterRootDirectory": Broken(tree=nobody),
     "topLevelSubdirectories": Broken(tree=lambda made: (made.top / "notes").mkdir()),
     "requiredSubdirectories": Broken(
-        tree=lambda made: (made.top / "closed" / "Acme" / "code").rmdir()
+        tree=lambda made: shutil.rmtree(made.top / "closed" / "Acme" / "code"),
+        also=("codeDirectoryContents",),
     ),
+    "codeDirectoryContents": Broken(
+        tree=lambda made: (made.top / "closed" / "Acme" / "code" / ".code-hash.json").unlink()
+    ),
+    "divisionOfPath": Broken(tree=record("division", "open")),
     "systemsDirectoryFiles": Broken(tree=without_pdf),
     "identicalSystemConfig": Broken(
         edit=setting("environment.os.kernel", "5.0", where=lambda o, trial, r: trial == 1)
@@ -580,10 +596,9 @@ BROKEN: Mapping[str, Broken] = {
 }
 NEVER_SHORT = {
     "kvcacheHeadlineResult",  # below
-    "kvcachePosixIoModel",
+    "trialSpread",  # below
+    "mlpstorageGeneratesHierarchy",  # below
     "kvcacheOpenAllowances",
-    "mlpstorageGeneratesHierarchy",
-    "codeDirectoryContents",
 }
 
 
@@ -647,10 +662,187 @@ def test_an_option_that_follows_too_soon_breaks_the_locks(made: Made) -> None:
 def test_open_may_differ_and_says_how(base: Document, tmp_path: Path) -> None:
     made = make(tmp_path / "tree", base, division="open", edit=BROKEN["kvcacheClosedImmutable"].edit
                 or setting("seed", 1))  # fmt: skip
-    code = made.top / "open" / "Acme" / "code"
-    assert short(made.tree()) == {"requiredSubdirectories"}  # OPEN has it elsewhere
-    code.rmdir()
     assert short(made.tree()) == set()
+    code = made.place.code
+    assert code is not None
+    code.rename(made.top / "open" / "Acme" / "code")  # where CLOSED has it
+    assert short(made.tree()) == {"requiredSubdirectories", "codeDirectoryContents"}
+
+
+NEEDS_OURS = {"hashChain", "codeDirectoryContents"}
+"""What is not judged in a tree of the launcher: ours, and what is its own checker's."""
+
+
+def judged(tree: Tree) -> dict[str, TreeFinding]:
+    return {finding.rule: finding for finding in check_tree(tree)}
+
+
+def test_an_open_sequence_of_the_launcher_has_as_many_trials_as_it_was_asked_for(
+    base: Document, tmp_path: Path
+) -> None:
+    made = make(tmp_path / "tree", base, division="open", trials=2)
+    (made.place.run / "kvcache_sequence.json").unlink()
+    assert {flaw.kind for flaw in made.tree().flaws} == {"missing"}
+    name = launched(made, trials=2, inter_option_delay=1, model="tiny-1b").name
+    tree = made.tree()
+    assert not tree.flaws
+    assert (tree.expected.trials, tree.expected.ranks, tree.expected.source) == (2, 2, name)
+    found = judged(tree)
+    assert short(tree) == set()
+    assert {r for r, f in found.items() if f.status is Status.NOT_JUDGED} == NEEDS_OURS
+    assert "trials: 2, and 3 are fixed" in found["kvcacheOpenAllowances"].looks[0].message
+    assert "mpirun -n 2" in found["kvcacheOpenInvocationNote"].looks[0].message
+    assert "/opt/kv/kv-cache.py" in found["codeDirectoryContents"].looks[0].message
+    code, out = call("summarize", str(made.top))
+    assert (code, "2 trials each" in out) == (0, True)
+
+
+LOCKS: Sequence[tuple[Mapping[str, object], str | None]] = [
+    ({}, None),
+    ({"inter_option_delay": 20}, None),  # as 6.6.1 has it
+    ({"inter_option_delay": 90, "seed": 42, "trials": 3}, None),
+    ({"inter_option_delay": 5}, "option_delay_s: 5, and 90 or 20 is fixed"),
+    ({"seed": 7}, "seed: 7, and 42 is fixed"),
+    ({"config": "mine.yaml"}, "config: mine.yaml, and none is allowed"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), LOCKS)
+def test_the_locks_of_a_closed_sequence_are_judged_by_the_launchers_record(
+    arguments: Mapping[str, object], says: str | None, made: Made
+) -> None:
+    launched(made, **arguments)
+    found = judged(made.tree())
+    assert short(made.tree()) == (set() if says is None else {"kvcacheClosedSequenceLocks"})
+    assert {r for r, f in found.items() if f.status is Status.NOT_JUDGED} == NEEDS_OURS
+    looks = [look.message for look in found["kvcacheClosedSequenceLocks"].looks]
+    assert says is None or looks == [says]
+
+
+def test_an_option_of_the_launcher_that_follows_too_soon_breaks_the_locks(
+    base: Document, tmp_path: Path
+) -> None:
+    soon = setting("started_utc", "2026-07-01T12:12:15+00:00", where=lambda *at: at[:2] == (2, 0))
+    made = make(tmp_path / "tree", base, ranks=1, edit=soon)
+    launched(made, num_processes=1)
+    assert short(made.tree()) == {"kvcacheClosedSequenceLocks"}
+    (look,) = judged(made.tree())["kvcacheClosedSequenceLocks"].looks
+    assert "s after option 1, and 20 s are planned" in look.message
+
+
+@pytest.mark.parametrize("record", ["ours", "the launcher's"])
+def test_an_open_tree_that_was_moved_under_closed_is_judged_as_closed_and_told(
+    record: str, base: Document, tmp_path: Path
+) -> None:
+    edit = setting("config.run.num_users", 10)
+    made = make(tmp_path / "tree", base, division="open", ranks=1, edit=edit)
+    if record != "ours":
+        launched(made, mode="open", num_processes=1)
+    assert short(made.tree()) == set()
+    (made.top / "open").rename(made.top / "closed")
+    assert read_tree(made.top).division == "closed"
+    assert short(read_tree(made.top)) >= {"divisionOfPath", "kvcacheFixedWorkloadPerOption"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "division"),
+    [
+        ({"mode": "closed"}, "closed"),
+        ({"mode": None, "closed": False}, "open"),  # as launchers before v3.0 have it
+        ({"mode": None, "closed": True}, "closed"),
+        ({"mode": "whatif"}, None),
+    ],
+)
+def test_a_tree_of_the_launcher_out_of_its_place_has_the_division_of_its_record(
+    arguments: Mapping[str, object], division: str | None, made: Made
+) -> None:
+    launched(made, **arguments)
+    moved = made.place.run.rename(made.top / "somewhere")
+    assert read_tree(moved).division == division
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"args": {}}', '{"benchmark_type": "training"}'])
+def test_metadata_that_is_not_of_this_benchmark_is_told(text: str, made: Made) -> None:
+    launched(made).write_text(text)
+    assert short(made.tree()) == {"mlpstorageGeneratesHierarchy"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "fsync", "passes"),
+    [
+        ("direct", "object", True),
+        ("uring", "object", True),
+        ("buffered", "object", True),  # --personality reference
+        ("mmap", "object", False),
+        ("direct", "batch", False),
+        ("direct", "never", False),
+    ],
+)
+def test_io_that_is_durable_and_cold_is_what_6_4_2_is_for(
+    engine: str, fsync: str, passes: bool, whole: Made
+) -> None:
+    tree = whole.tree()
+    store = {"engine": engine, "write_engine": engine, "layout": "file"}
+    ranks = tuple(replace(rank, storage=store, fsync=fsync) for rank in tree.ranks)
+    found = judged(structs.replace(tree, ranks=ranks))["kvcachePosixIoModel"]
+    assert found.status is (Status.PASS if passes else Status.INVALID)
+    assert not passes or "device write latency is create, write" in found.looks[-1].message
+
+
+def test_trials_that_differ_far_are_told(whole: Made) -> None:
+    tree = whole.tree()
+
+    def scaled(by: float) -> set[str]:
+        ranks = tuple(
+            replace(r, figures={k: (v or 0) * (by if r.spot.trial else 1)
+                                for k, v in r.figures.items()})
+            for r in tree.ranks
+        )  # fmt: skip
+        return short(structs.replace(tree, ranks=ranks))
+
+    assert "trialSpread" not in scaled(1.1)
+    assert "trialSpread" in scaled(1.3)
+
+
+def test_the_launchers_own_file_at_the_top_is_no_stranger(made: Made) -> None:
+    (made.top / "mlperf-results.yaml").write_text("orgname: Acme")
+    assert short(made.tree()) == set()
+
+
+def test_names_of_later_rules_are_not_judged_and_the_edition_is_said(made: Made) -> None:
+    (made.top / "closed" / "Acme" / "code-images").mkdir()
+    found = judged(made.tree())["requiredSubdirectories"]
+    assert found.status is Status.NOT_JUDGED
+    assert "v3.0" in found.looks[0].message
+    assert "By MLPerf Storage v3.0 (" in call("check", str(made.top))[1]
+    assert json.loads(call("check", str(made.top), "--json")[1])["edition"].startswith("MLPerf")
+
+
+def test_the_values_of_the_references_own_file_are_no_change(
+    base: Document, tmp_path: Path
+) -> None:
+    def published(option: int, trial: int, rank: int, document: Document) -> None:
+        config = document["kv_cache"]["config"]
+        config["gpu_backend"]["memory_fraction"] = 0.9
+        config["validation_limits"] |= {"max_gpu_memory_gb": 1024.0, "max_cpu_memory_gb": 16384.0}
+        if option < 3:
+            config["model_configs"] = {"llama3.1-8b": {"num_layers": layers, "hidden_dim": 4096}}
+
+    layers = 32
+    assert short(make(tmp_path / "a", base, ranks=1, edit=published).tree()) == set()
+    layers = 2
+    changed = short(make(tmp_path / "b", base, ranks=1, edit=published).tree())
+    assert changed == {"kvcacheClosedImmutable"}
+
+
+def test_a_rank_whose_results_lie_on_the_caches_file_system_is_told(
+    base: Document, tmp_path: Path
+) -> None:
+    shared = setting("environment.same_filesystem", True, where=lambda *at: at == (2, 1, 0))
+    made = make(tmp_path / "tree", base, ranks=1, edit=shared)
+    assert short(made.tree()) == {"kvcachePosixCacheDir"}
+    launched(made, num_processes=1)
+    assert short(made.tree()) == {"kvcachePosixCacheDir"}
 
 
 ABOUT_EACH_RESULT = (

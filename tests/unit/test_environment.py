@@ -15,6 +15,7 @@ from kv_cache.files.environment import (
     cgroup_limits,
     cpu_model,
     git_commit,
+    results_place,
     selected,
 )
 
@@ -241,3 +242,13 @@ def test_the_cpu_is_named_as_its_architecture_does() -> None:
     assert cpu_model("processor\t: 0\nmodel name\t: Fast 1\n\nmodel name\t: Fast 1\n") == "Fast 1"
     assert cpu_model("processor : 0\n\nModel : Board 4\n") == "Board 4"
     assert cpu_model("processor : 0\n") is None
+
+
+def test_where_results_go_is_held_against_where_the_cache_is(tmp_path: Path) -> None:
+    """`/dev/shm` is a file system of its own on every Linux."""
+    same = results_place([tmp_path / "cache" / "rank_0"], tmp_path / "results")
+    assert same["same_filesystem"] is True
+    assert same["results"]["type"] is not None
+    apart = results_place([Path("/dev/shm"), Path("/proc")], tmp_path)
+    assert apart["same_filesystem"] is False
+    assert results_place([tmp_path / "a\0b"], tmp_path)["same_filesystem"] is None

@@ -202,11 +202,51 @@ class TestTable:
             assert value_at(config, path) == value
 
     def test_what_is_harmless_is_accepted(self) -> None:
-        invocation = call("--nvme-backend file --cpcs-mode off --log-level debug --config c.yaml")
+        absent = "--nvme-backend file --cpcs-mode off --cpcs-client mock"
+        invocation = call(f"{absent} --log-level debug --config c.yaml")
         assert not invocation.overrides
         assert invocation.log_level == "DEBUG"
         assert invocation.config_path == Path("c.yaml")
-        assert invocation.flags == {"--nvme-backend", "--cpcs-mode", "--log-level", "--config"}
+        assert invocation.flags == {
+            *("--nvme-backend", "--cpcs-mode", "--cpcs-client", "--log-level", "--config"),
+        }
+
+    def test_everything_that_is_wrong_is_said_at_once(self) -> None:
+        words = "--num-users 0 --duration x --set a.b=1 --set run.seed=-1 --speed 3 --spdk-a 1"
+        with pytest.raises(ConfigError) as error:
+            call(f"{words} --cpcs-b --trials 0 --generation-mode slow")
+        text = str(error.value)
+        assert "\n" not in text
+        for named in (
+            "--num-users is 0",
+            "--duration is 'x'",
+            "--speed is not a flag.",
+            "--trials",
+        ):
+            assert text.count(named) == 1
+        assert "--generation-mode is 'slow'" in text
+        assert "--spdk-a, --cpcs-b would use" in text
+        assert "--set a.b is not" in text
+        assert "--set run.seed is -1" in text
+
+    def test_what_is_wrong_in_the_environment_is_said_at_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("KV_CACHE_RUN__NUM_USERS", "0")
+        monkeypatch.setenv("KV_CACHE_RUN__SEED", "x")
+        with pytest.raises(ConfigError, match=r"NUM_USERS is 0.*; KV_CACHE_RUN__SEED is 'x'"):
+            call("")
+
+    def test_a_flag_without_its_value_does_not_hide_what_was_wrong_before_it(self) -> None:
+        with pytest.raises(ConfigError, match=r"--num-users is 0.*; --duration: expected one"):
+            call("--num-users 0 --duration")
+
+    def test_rules_that_options_break_together_are_said_at_once(self) -> None:
+        with pytest.raises(ConfigError) as error:
+            call("--tensor-parallel 4 --arrival gamma").config()
+        text = str(error.value)
+        assert "tiers.tensor_parallel (--tensor-parallel) is 4" in text
+        assert "--request-rate" in text
 
 
 class TestArrival:

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from kv_cache.config.load import load_config
-from kv_cache.core.kinds import Tier
+from kv_cache.core.effect import Read, Write
+from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.model import MODELS
 from kv_cache.core.units import GIB, MIB, NS_PER_MS
 from kv_cache.metrics.outcome import TierFacts
@@ -22,6 +23,8 @@ from tests.unit.test_report_passport import (
     ENVIRONMENT,
     IN_NS,
     copy,
+    ended,
+    leg,
     outcome,
     reading,
     recorded,
@@ -80,7 +83,7 @@ STATS = {
     "cpu_memory_used_gb": 0.25,
     "offloads_storage": 2,
     "prefill_writes": 2,
-    "decode_reads": 0,
+    "decode_reads": 8,
     "tier_storage_kv_bytes_read_gb": 20 * MIB / GIB,
     "tier_storage_kv_bytes_written_gb": 4 * MIB / GIB,
     "tier_cpu_kv_bytes_read_gb": 3 * MIB / GIB,
@@ -128,3 +131,27 @@ def test_the_section_has_the_same_numbers_in_its_own_units(run: CountedRun) -> N
     assert numbers["measured"]["all"]["completed_per_second"] == pytest.approx(0.3)
     assert numbers["measured"]["batch"]["end_to_end_ms"]["mean"] == pytest.approx(300.0)
     assert numbers["headline"]["bytes"] == 24 * MIB
+
+
+def test_decode_reads_and_prefill_writes_are_what_requests_loaded_and_stored() -> None:
+    """As in the reference, whose phases they are: loads of history are decodes, a store that
+    repairs a miss is a prefill; what the cache moves by itself is neither."""
+    recorder = recorded()
+    for number, cause in enumerate(Cause):
+        for kind, op in ((OpKind.READ, Read), (OpKind.WRITE, Write)):
+            for _ in range(1 + number):
+                ref = copy()
+                recorder.op(ended(op(ref, cause), leg(ref, kind, IN_NS)))
+    tiers = [
+        TierFacts(
+            tier=Tier.NVME, capacity_bytes=GIB, used_bytes=0, peak_bytes=0, stranded_bytes=0,
+            entries=0, store={},
+        )
+    ]  # fmt: skip
+    recorder.request(record(IN_NS, enqueued_ns=IN_NS))
+    left, model = outcome(recorder, submitted=1, tiers=tiers), asdict(MODELS["tiny-1b"])
+    run = collect(load_config(None), left, model=model, environment=ENVIRONMENT)
+    stats = reference_keys([run])["summary"]["cache_stats"]
+    of = {cause: 1 + number for number, cause in enumerate(Cause)}
+    wanted = of[Cause.REUSE] + of[Cause.PREFILL] + of[Cause.DECODE]
+    assert (stats["decode_reads"], stats["prefill_writes"]) == (wanted, wanted)

@@ -1,8 +1,6 @@
 """`report`: the forms, and Markdown above all."""
 
 import json
-import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 from kv_cache.cli import main as program
 from kv_cache.cli.report import main
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
-from kv_cache.installing import install_hint
 from kv_cache.view.forms import DEFAULT, FORMATS
 from tests.trials import GB, of, result, series, windows
 
@@ -151,8 +148,6 @@ FILES = [
 def test_a_form_is_chosen_by_the_files_suffix_and_replaces_its_own(
     name: str, suffix: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    if name == "xlsx":
-        pytest.importorskip("xlsxwriter")
     one, target = write(tmp_path / "R.json", result(1)), tmp_path / f"out{suffix}"
     assert told(capsysbinary, one, "--output", target) == f"{name}  {target}\n"
     before = target.read_bytes()
@@ -205,16 +200,6 @@ def test_more_results_than_labels_are_refused(tmp_path: Path) -> None:
     one = str(write(tmp_path / "R.json", result(1)))
     with pytest.raises(UsageError, match="up to 26"):
         main([*[one] * 27, "--format", "markdown"])
-
-
-def test_without_xlsxwriter_a_workbook_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
-    one = write(tmp_path / "R.json", result(1))
-    with pytest.raises(UsageError, match=re.escape(install_hint("xlsx"))):
-        main([str(one), "--output", str(tmp_path / "x.xlsx")])
-    assert not (tmp_path / "x.xlsx").exists()
 
 
 @pytest.mark.parametrize("schema", [7, 8])

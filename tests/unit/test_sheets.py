@@ -2,16 +2,18 @@
 
 import csv
 import io
+import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kv_cache.core.errors import PlaceError
-from kv_cache.installing import install_hint
+from kv_cache.view.parts import Cell
 from kv_cache.view.sheets import (
     COLUMNS,
     METRICS,
@@ -22,6 +24,8 @@ from kv_cache.view.sheets import (
     target_of,
     workbook,
 )
+from kv_cache.view.workbook import Sheet, workbook_bytes
+from tests.cli import ROOT
 
 RUN = {
     "model": "llama3.1-8b", "model_mix": {}, "num_users": 100, "duration_s": 60.0,
@@ -198,7 +202,6 @@ def test_a_strangers_name_is_no_formula_and_no_order_to_a_terminal(name: str, sh
 
 def test_a_workbook_reads_back_with_the_same_cells() -> None:
     openpyxl = pytest.importorskip("openpyxl")
-    pytest.importorskip("xlsxwriter")
     made = document(run={"model": "=1+1"}, work={"dataset_path": "http://x/y"})
     book = openpyxl.load_workbook(io.BytesIO(workbook([made])))
     for sheet in sheets([made]):
@@ -217,7 +220,6 @@ def test_a_workbook_reads_back_with_the_same_cells() -> None:
 
 
 def test_the_same_result_gives_the_same_bytes() -> None:
-    pytest.importorskip("xlsxwriter")
     assert workbook([document()]) == workbook([document()])
 
 
@@ -231,18 +233,46 @@ def test_other_names_get_the_summary_as_csv(asked: str, becomes: str) -> None:
     assert (target.note is None) == (asked == becomes)
 
 
-def test_without_xlsxwriter_the_summary_goes_to_a_csv_of_the_same_stem(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
-    target = target_of(Path("a/S.v2.XLSX"))
-    assert target.path == Path("a/S.v2.csv")
-    assert target.note is not None
-    assert install_hint("xlsx") in target.note
+def test_a_workbook_needs_no_package_beside_the_programs_own(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    code = """if True:
+        import sys
+        sys.modules |= dict.fromkeys(["xlsxwriter", "openpyxl", "pandas"])
+        from tests.unit.test_sheets import Path, check_target, document
+        check_target(Path(sys.argv[1])).write(document())
+    """
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "S.xlsx")], cwd=ROOT, check=True)
+    assert openpyxl.load_workbook(tmp_path / "S.xlsx").sheetnames[0] == "Summary"
+
+
+@pytest.mark.parametrize(
+    ("cell", "seen"),
+    [
+        ("a\x1b[2Jb", "a_x001B_[2Jb"),
+        (" <&>\"' ", " <&>\"' "),
+        ("\ud800\uffff", "_xD800__xFFFF_"),
+        ("_x0041_", "_x005F_x0041_"),
+        ("x" * 40_000, "x" * 32_767),
+        (2**80, 2**80),
+        (1e-300, 1e-300),
+        (0.1 + 0.2, 0.1 + 0.2),
+        (float("inf"), "inf"),
+        (True, True),
+        (None, None),
+    ],
+)
+def test_any_cell_can_be_written_and_is_read_back(cell: Cell, seen: Cell) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    columns = tuple(f"c{number}" for number in range(800))
+    sheet = Sheet(name='<&>"', columns=columns, rows=((*columns[:-1], cell),))
+    book = openpyxl.load_workbook(io.BytesIO(workbook_bytes([sheet], datetime(2026, 1, 1))))
+    page = book['<&>"']
+    assert (page["ADT1"].value, page["ADT2"].value) == ("c799", seen)
+    assert (page.freeze_panes, page["A1"].font.b, page["A2"].font.b) == ("A2", True, False)
+    assert book.properties.created == datetime(2026, 1, 1)
 
 
 def test_only_files_of_ours_are_replaced(tmp_path: Path) -> None:
-    pytest.importorskip("xlsxwriter")
     ours, theirs, text = tmp_path / "S.xlsx", tmp_path / "T.xlsx", tmp_path / "U.xlsx"
     check_target(ours).write(document())
     check_target(ours).write(document(seed=1))

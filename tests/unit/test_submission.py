@@ -111,8 +111,18 @@ def test_what_people_filled_in_is_never_replaced(tmp_path: Path) -> None:
         ({"clients": []}, "clients is no list of machines"),
         ({"solution": {"submission_name": "Other"}}, "submission_name is 'Other'"),
         ({"solution": {"capabilities": {"multi_host": "maybe"}}}, "neither true nor false"),
+        ({"clients": [{"drives": [{"interface": "sata"}]}]}, "interface is 'sata', not"),
+        ({"product_nodes": [{"drives": [{"media_type": "SLC"}]}]}, "media_type is 'SLC'"),
+        ({"solution": {"architecture": {"client_footprint": "n/a"}}}, "both are n/a, or neither"),
+        (
+            {"solution": {"capabilities": {
+                "remap_time_in_seconds": 0, "simultaneous_write": True, "simultaneous_read": False,
+            }}},
+            "remap_time_in_seconds is 0",
+        ),
+        ({"deployment": ""}, "deployment is still ''"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_of_the_schema_is_told(
     change: dict[str, object], says: str, tmp_path: Path
 ) -> None:
