@@ -114,6 +114,9 @@ def rank_of_launcher(argv: Sequence[str]) -> int:
 
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
+    from kv_cache.cli.early_signal import end_on_sigint
+
+    end_on_sigint()
     if (stranger := stranger_hint()) is not None:
         print(f"kv-cache: {stranger}", file=sys.stderr)
         sys.exit(Exit.REFUSED)
@@ -136,11 +139,8 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
             raise
         print(f"kv-cache: {missing_hint(error.name)}", file=sys.stderr)
         code = Exit.REFUSED
-    except KeyboardInterrupt:  # before the run took signals over: nothing is written yet
-        import signal
-
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        code = Exit.SIGINT
+    except KeyboardInterrupt:  # no signal was taken over yet, and a second one may come here
+        os._exit(Exit.SIGINT)
     except BrokenPipeError:  # whoever read our output has seen enough; the result is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
