@@ -25,7 +25,6 @@ from kv_cache.cli.flags import (
     joined,
     log_environment,
     set_values,
-    unknown,
     variable_of,
 )
 from kv_cache.config.load import Invocation
@@ -61,7 +60,7 @@ class Command(Generic[T]):
 
     def parse(self, argv: Sequence[str]) -> T:
         """Return the command's options. Raises ConfigError; help prints and raises SystemExit."""
-        options, environment = self._read(self._flags(argv))
+        options, environment = self._read(self.parser().values(argv))
         if environment:
             begin_logging()
             log_environment(environment.values())
@@ -69,7 +68,7 @@ class Command(Generic[T]):
 
     def parse_with_run(self, argv: Sequence[str]) -> tuple[T, Invocation]:
         """Return the command's options, and what is said of the run. Raises ConfigError."""
-        flags = self._flags(argv)
+        flags = self.parser().values(argv)
         ours = {*map(flags_name, self._known.values()), "--set"}
         keys = flags.get("--set", ())
         of_run = {name: value for name, value in flags.items() if name not in ours}
@@ -94,13 +93,6 @@ class Command(Generic[T]):
     def _known(self) -> Mapping[str, Option]:
         return {option.path: option for option in describe(self.options)}
 
-    def _flags(self, argv: Sequence[str]) -> dict[str, Any]:
-        parser = self.parser()
-        values, extras = parser.parse_known_args(list(argv))
-        if extras:
-            raise unknown(extras, parser)
-        return vars(values)
-
     def _read(self, flags: Mapping[str, Any]) -> tuple[T, Mapping[str, str]]:
         """Return the options, and the environment variables that set some of them, by path."""
         by_flag = {flags_name(option): option.path for option in self._known.values()}
@@ -118,7 +110,7 @@ class Command(Generic[T]):
         variables = {k: v for k, v in environment.variables.items() if k not in over}
         return options, variables
 
-    def parser(self) -> argparse.ArgumentParser:
+    def parser(self) -> Parser:
         """Return the parser of the command line."""
         parser = self._parser()
         rare = any(option.rule.rare for option in self._known.values())

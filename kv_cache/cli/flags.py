@@ -9,10 +9,12 @@ Nothing is printed but `--help`; bad input is a `ConfigError`.
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
@@ -98,14 +100,13 @@ _CPCS_FLAGS = frozenset(
 )  # fmt: skip
 """The computational-storage family of the reference's fork: too many to list in the help."""
 
+_DASHES = re.compile("(--[^=]+=|-[^-]=?)--")
+
 
 def parse(argv: Sequence[str]) -> Invocation:
     """Return the meaning of the arguments (without the program's name). Raises ConfigError;
     `--help` prints and raises SystemExit(0)."""
-    values, extras = build_parser().parse_known_args(list(argv))
-    if extras:
-        raise unknown(extras, build_parser())
-    return invocation_of(vars(values))
+    return invocation_of(build_parser().values(argv))
 
 
 def invocation_of(flags: Mapping[str, Any]) -> Invocation:
@@ -129,7 +130,7 @@ def invocation_of(flags: Mapping[str, Any]) -> Invocation:
     )
 
 
-def build_parser(prog: str = "kv-cache.py") -> argparse.ArgumentParser:
+def build_parser(prog: str = "kv-cache.py") -> "Parser":
     """Return the parser of `run`; each value's destination is the full name of its flag."""
     parser = Parser(
         prog=prog,
@@ -210,6 +211,17 @@ class Once(argparse.Action):
 
 class Parser(argparse.ArgumentParser):
     """Errors are raised as one sentence, not printed with the usage."""
+
+    def values(self, argv: Sequence[str]) -> dict[str, Any]:
+        """Return the values of the flags by their destination. Raises ConfigError; help prints and
+        raises SystemExit."""
+        for word in takewhile(lambda word: word != "--", argv):
+            if _DASHES.fullmatch(word):  # argparse drops them or not, as its version is
+                self.error(f"{word}: -- is no value; give one")
+        values, extras = self.parse_known_args(list(argv))
+        if extras:
+            raise unknown(extras, self)
+        return vars(values)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """What an abbreviation may mean. A flag goes before those that only add words to it, so
