@@ -125,25 +125,32 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     if entry is main and (words := first_words(sys.argv[1:])):
         sys.stdout.write(words)
         sys.exit(Exit.DONE)
+    from kv_cache.bench.address_space import shortage, too_little_to_begin
+
     # What is printed may name a mount point, a directory or a variable whose bytes are no UTF-8.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    if (limit := too_little_to_begin()) is not None:
+        print(f"kv-cache: {limit}", file=sys.stderr)
+        sys.exit(Exit.REFUSED)
     try:
         if refused := _refuse_other_than_utf8(sys.argv[1:]):
             sys.exit(refused)
         _under_a_supervisor(sys.argv[1:], wrapper=entry is not main)
         code = entry(sys.argv[1:])
         sys.stdout.flush()
-    except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
-            raise
-        print(f"kv-cache: {missing_hint(error.name)}", file=sys.stderr)
-        code = Exit.REFUSED
-    except KeyboardInterrupt:  # no signal was taken over yet, and a second one may come here
-        os._exit(Exit.SIGINT)
     except BrokenPipeError:  # whoever read our output has seen enough; the result is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except (MemoryError, SystemError, OSError, RuntimeError, ImportError) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = missing_hint(missing) if missing in NEEDED else shortage(error)
+        if hint is None:
+            raise
+        print(f"kv-cache: {hint}", file=sys.stderr)
+        code = Exit.REFUSED
+    except KeyboardInterrupt:  # no signal was taken over yet, and a second one may come here
+        os._exit(Exit.SIGINT)
     if code == Exit.NO_ANSWER:  # there is a thread that does not end
         from kv_cache.cli.supervisor import tell
 
