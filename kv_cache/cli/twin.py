@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if options.fio_export is not None:
         return _export(options, twin)
     job = checked(options, twin)
-    print(what_it_does(twin))
+    print(what_it_does(job.twin))
     if options.dry_run:
         print_planned(_planned_rows(job))
         return Exit.DONE
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if caught.came:
         print("interrupted; nothing is compared")
         return caught.exit_code
-    return _print_comparison(twin, result)
+    return _print_comparison(job.twin, result)
 
 
 def _export(options: TwinOptions, twin: Twin) -> int:
@@ -65,7 +65,7 @@ def _export(options: TwinOptions, twin: Twin) -> int:
 
 
 def _planned_rows(job: TwinJob) -> dict[str, str]:
-    each = human_bytes(job.twin.space_bytes(job.seconds) // len(job.directories))
+    each = human_bytes(job.twin.space_bytes(job.seconds) // job.twin.drives)
     return {
         "directories": ", ".join(map(str, job.directories)),
         "data": f"{each} in each, removed at the end",
