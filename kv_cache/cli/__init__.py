@@ -58,8 +58,16 @@ def main(argv: Sequence[str]) -> int:
             return _called(argv[0], argv[1:])
         return command_of("run")(argv)
     except (UsageError, BrokenLawError, NoAnswerError) as error:
-        print(f"kv-cache: {error}", file=sys.stderr)
+        print_error(error)
         return error.exit
+
+
+def print_error(error: Exception, program: str = "kv-cache") -> None:
+    """Print the sentence of an error, which may name what a stranger has named."""
+    from kv_cache.core.text import printable
+
+    for line in f"{program}: {error}".split("\n"):
+        print(printable(line), file=sys.stderr)
 
 
 def _called(name: str, argv: Sequence[str]) -> int:

@@ -27,6 +27,7 @@ from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
+from kv_cache.core.text import printable
 
 log = logging.getLogger("kv_cache")
 
@@ -487,7 +488,16 @@ def log_environment(variables: Iterable[str]) -> None:
 
 def begin_logging(level: str = "INFO") -> None:
     """Log to stderr."""
-    logging.basicConfig(level=level, format="%(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PlainFormatter("%(levelname)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class _PlainFormatter(logging.Formatter):
+    """Writes what a terminal can show: a message may name what a stranger has named."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
