@@ -154,7 +154,7 @@ def shortfalls(
     change, count = _lasting_change(rounds.values)
     if change > limits.most_change + _ROUNDING:
         yield (
-            f"they lie on the best-fit line of the last {count}, which changes by "
+            f"the last {ROUNDS} lie on the best-fit line of the last {count}, which changes by "
             f"{100 * change:.1f} % of its mean (at most {100 * limits.most_change:.1f} % is "
             "wanted): the change goes on; raise --max-rounds"
         )

@@ -171,7 +171,7 @@ def test_a_decay_without_end_is_not_steady_however_short_the_rounds() -> None:
     told = proof(rounds)
     assert told is not None
     assert told["steady"] is False
-    assert [lack.split(" ")[0] for lack in told["lacks"]] == ["they", "a"]
+    assert [lack.split(" ")[0] for lack in told["lacks"]] == ["the", "a"]
     assert "use --round 60" in told["lacks"][1]
     alone = proof(rounds[-ROUNDS:])  # what comes before is not known
     assert alone is not None
