@@ -1,7 +1,13 @@
 #!/usr/bin/env python3
 """What newer MLPerf Storage launchers start for each rank; they look for it beside kv-cache.py."""
 
+import _signal  # type: ignore[import-not-found]  # signal imports much
+import os
 import sys
+
+if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    # Until console() sees to it: KeyboardInterrupt within an import is a traceback, or worse.
+    _signal.signal(_signal.SIGINT, lambda *_: os._exit(130))
 
 import kv_cache
 

@@ -246,6 +246,71 @@ MUTANTS = (
         "continue",
         (f"{INTEGRATION}submission_tree.py", f"{UNIT}submission.py"),
     ),
+    Mutant(
+        "a request that is tried again is counted twice",
+        "kv_cache/tiers/objects/client.py",
+        '            self._count("retries")\n',
+        '            self._count("retries")\n            self._count(kind)\n',
+        (
+            f"{INTEGRATION}s3.py::test_a_request_that_is_tried_again_is_counted_once_each_time_it_is_sent",
+        ),
+    ),
+    Mutant(
+        "a process with the number of a dead run is that run",
+        "kv_cache/bench/owner.py",
+        'return ticks is not None and ticks == record.get("pid_start_ticks")',
+        "return ticks is not None",
+        (f"{INTEGRATION}hosts.py",),
+    ),
+    Mutant(
+        "a client of the metrics keeps its place for ever",
+        "kv_cache/bench/endpoint.py",
+        "self._clients.pop(request, None)",
+        "pass",
+        (f"{UNIT}endpoint.py",),
+    ),
+    Mutant(
+        "a copy takes its bytes and no whole pages",
+        "kv_cache/cache/room.py",
+        "return round_up(block.nbytes, PAGE_BYTES)",
+        "return block.nbytes",
+        ("tests/property/test_cache_machine.py",),
+    ),
+    Mutant(
+        "free space is joined over a border with what follows",
+        "kv_cache/tiers/extents.py",
+        "if end not in self._borders and at < len",
+        "if at < len",
+        (f"{UNIT}extents.py",),
+    ),
+    Mutant(
+        "free space is joined over a border with what comes before",
+        "kv_cache/tiers/extents.py",
+        "if at and start not in self._borders and before",
+        "if at and before",
+        (f"{UNIT}extents.py",),
+    ),
+    Mutant(
+        "a sigint within an import is an exception",
+        "kv_cache/cli/early_signal.py",
+        'if frame.f_code.co_filename.startswith("<frozen importlib"):',
+        "if False:",
+        (f"{INTEGRATION}interrupts.py",),
+    ),
+    Mutant(
+        "rounds of seconds prove a steady state",
+        "kv_cache/metrics/steady.py",
+        "if rounds.shortest_s is not None and rounds.shortest_s < limits.least_s",
+        "if False and rounds.shortest_s is not None and rounds.shortest_s < limits.least_s",
+        (f"{UNIT}steady.py",),
+    ),
+    Mutant(
+        "a slope that goes on is steady",
+        "kv_cache/metrics/steady.py",
+        "    if change > limits.most_change + _ROUNDING:\n",
+        "    if False:\n",
+        (f"{UNIT}steady.py",),
+    ),
 )
 
 

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.interrupts import Interrupts
-from kv_cache.bench.memory import check_ram
+from kv_cache.bench.memory import available_ram_bytes, check_ram, usable_bytes
 from kv_cache.bench.path_checks import check_cache_dir
 from kv_cache.config.schema import opt, same_option
 from kv_cache.config.sections import TiersConfig
@@ -29,6 +30,7 @@ from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError
 from kv_cache.core.units import human_bytes
 from kv_cache.crew.child_processes import tied
+from kv_cache.files.environment import Reader, filesystem
 from kv_cache.files.fio import DEFAULT_SECONDS, HEADER, Twin, derive, export_job, job_text
 from kv_cache.files.fio_report import Answer, read_answer, read_logs
 from kv_cache.files.reading import read_result, require_replaceable
@@ -111,14 +113,21 @@ def checked(options: TwinOptions, twin: Twin) -> TwinJob:
     if any(is_object_url(name) for name in options.dir):
         raise ConfigError("--dir s3://…: fio does the I/O of files; give a directory")
     directories = tuple(map(Path, options.dir)) or _where_it_was(twin)
-    _check_room(twin, directories, options.seconds)
+    twin = replace(twin, drives=len(directories))
+    for name in options.dir:
+        if not Path(name).is_dir():
+            raise PlaceError(f"--dir {name}: there is no such directory; create it first")
+    _check_room(twin, directories, options)
+    if twin.memory_bytes() > usable_bytes(available_ram_bytes()):
+        twin = twin.in_less_memory()
+    check_ram({"fio's buffers": twin.memory_bytes()})
     return TwinJob(
         twin=twin, directories=directories, seconds=options.seconds, reclaim=options.reclaim
     )
 
 
 def _where_it_was(twin: Twin) -> tuple[Path, ...]:
-    """Return the run's cache directories; where one is gone, what it was in."""
+    """Return the run's cache directories, which are made again where the run removed them."""
     if not twin.cache_dirs:
         raise UsageError(
             f"{twin.result}: the run had a temporary cache directory; say with --dir where the "
@@ -127,34 +136,31 @@ def _where_it_was(twin: Twin) -> tuple[Path, ...]:
     directories = []
     for name in twin.cache_dirs:
         path = Path(name)
-        near = next((p for p in (path, path.parent) if p.is_dir()), None)
-        if near is None:
+        mount_point = filesystem(Reader(), path)["mount_point"]
+        if not path.parent.is_dir() and mount_point not in set(twin.mount_points) - {None}:
             raise UsageError(
                 f"{twin.result}: the run's cache directory {name} is not here, nor what it was in; "
                 "say with --dir where the device to be measured is mounted"
             )
-        directories.append(near)
+        directories.append(path)
     return tuple(dict.fromkeys(directories))
 
 
-def _check_room(twin: Twin, directories: Sequence[Path], seconds: float) -> None:
-    each = twin.space_bytes(seconds) // len(directories)
+def _check_room(twin: Twin, directories: Sequence[Path], options: TwinOptions) -> None:
+    each = twin.space_bytes(options.seconds) // twin.drives
     for directory in directories:
-        if not directory.is_dir():
-            raise PlaceError(f"--dir {directory}: there is no such directory; create it first")
         check_cache_dir(directory)
         if not os.path.realpath(directory).isprintable():
             raise PlaceError(
                 f"--dir {directory}: its real path holds bytes that a job file of fio cannot name; "
                 "rename it, or name another directory on that device"
             )
-        free = obtainable_bytes(directory)
+        free = obtainable_bytes(directory, options.reclaim)
         if each > free:
             raise PlaceError(
                 f"--dir {directory}: fio's files take {human_bytes(each)} there, but "
                 f"{human_bytes(free)} are free; give fewer --seconds, or a larger place with --dir"
             )
-    check_ram({"fio's buffers": twin.memory_bytes()})
 
 
 # --- running ---------------------------------------------------------------------------------

@@ -140,7 +140,8 @@ class Phases:
     def _rounds_until_steady(self) -> dict[str, Any]:
         config, rounds = self._config, list[Round]()
         judged: Mapping[str, Any] | None = None
-        thresholds = config.passport.thresholds()
+        limits = config.passport.thresholds().rounds
+        capacity = self._state.world.cache.ledgers[-1].capacity
         open_loop = config.has_schedule(sessions=self._plan.load.sessions)
         while len(rounds) < config.precondition.max_rounds and not self._stop.is_set():
             rounds.append(_round_of(self._windows.of_round(config.precondition.round_s)))
@@ -148,8 +149,8 @@ class Phases:
             judged = proof(
                 rounds,
                 open_loop=open_loop,
-                most_range=thresholds.most_round_range,
-                most_change=thresholds.most_round_change,
+                capacity_bytes=capacity,
+                limits=limits,
             )
             if self._drive.ended or (judged is not None and judged["steady"]):
                 break

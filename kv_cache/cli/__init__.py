@@ -58,8 +58,16 @@ def main(argv: Sequence[str]) -> int:
             return _called(argv[0], argv[1:])
         return command_of("run")(argv)
     except (UsageError, BrokenLawError, NoAnswerError) as error:
-        print(f"kv-cache: {error}", file=sys.stderr)
+        print_error(error)
         return error.exit
+
+
+def print_error(error: Exception, program: str = "kv-cache") -> None:
+    """Print the sentence of an error, which may name what a stranger has named."""
+    from kv_cache.core.text import printable
+
+    for line in f"{program}: {error}".split("\n"):
+        print(printable(line), file=sys.stderr)
 
 
 def _called(name: str, argv: Sequence[str]) -> int:
@@ -114,6 +122,9 @@ def rank_of_launcher(argv: Sequence[str]) -> int:
 
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
+    from kv_cache.cli.early_signal import end_on_sigint
+
+    end_on_sigint()
     if (stranger := stranger_hint()) is not None:
         print(f"kv-cache: {stranger}", file=sys.stderr)
         sys.exit(Exit.REFUSED)
@@ -122,28 +133,32 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     if entry is main and (words := first_words(sys.argv[1:])):
         sys.stdout.write(words)
         sys.exit(Exit.DONE)
+    from kv_cache.bench.address_space import shortage, too_little_to_begin
+
     # What is printed may name a mount point, a directory or a variable whose bytes are no UTF-8.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    if (limit := too_little_to_begin()) is not None:
+        print(f"kv-cache: {limit}", file=sys.stderr)
+        sys.exit(Exit.REFUSED)
     try:
         if refused := _refuse_other_than_utf8(sys.argv[1:]):
             sys.exit(refused)
         _under_a_supervisor(sys.argv[1:], wrapper=entry is not main)
         code = entry(sys.argv[1:])
         sys.stdout.flush()
-    except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
-            raise
-        print(f"kv-cache: {missing_hint(error.name)}", file=sys.stderr)
-        code = Exit.REFUSED
-    except KeyboardInterrupt:  # before the run took signals over: nothing is written yet
-        import signal
-
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        code = Exit.SIGINT
     except BrokenPipeError:  # whoever read our output has seen enough; the result is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except (MemoryError, SystemError, OSError, RuntimeError, ImportError) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = missing_hint(missing) if missing in NEEDED else shortage(error)
+        if hint is None:
+            raise
+        print(f"kv-cache: {hint}", file=sys.stderr)
+        code = Exit.REFUSED
+    except KeyboardInterrupt:  # no signal was taken over yet, and a second one may come here
+        os._exit(Exit.SIGINT)
     if code == Exit.NO_ANSWER:  # there is a thread that does not end
         from kv_cache.cli.supervisor import tell
 

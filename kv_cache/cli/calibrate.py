@@ -7,7 +7,7 @@ from kv_cache.app.probe import DriveProbe
 from kv_cache.bench.dram import Copied, NotCopied
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.command import Command
-from kv_cache.cli.printing import print_kept, print_planned
+from kv_cache.cli.printing import print_kept, print_plain, print_planned
 from kv_cache.cli.probe import planned_rows, probe_text
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.hardware import readiness_text
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     if result is None:
         print("interrupted; no hardware profile is written")
         return caught.exit_code
-    print(f"\n{readiness_text(result.hardware)}")
+    print_plain(f"\n{readiness_text(result.hardware)}")
     print_kept("hardware", result.kept)
     return result.end
 
@@ -73,7 +73,7 @@ def _planned_rows(plan: CalibrationPlan) -> dict[str, str]:
 
 
 def _print_drive(name: str, result: DriveProbe) -> None:
-    print(f"{name}: {probe_text(result)}")
+    print_plain(f"{name}: {probe_text(result)}")
     if result.kept is not None:
         print_kept("probe", result.kept)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kv_cache.app.compare import CompareOptions, compare
 from kv_cache.cli.command import Command
-from kv_cache.cli.printing import gated
+from kv_cache.cli.printing import gated, print_plain
 from kv_cache.core.exits import Exit
 from kv_cache.result.comparison import Finding
 from kv_cache.view.comparison import comparison_view
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     comparison = compare(options)
     print(terminal(comparison_view(comparison.inputs)))
     if options.json is not None:
-        print(f"\njson  {options.json}")
+        print_plain(f"\njson  {options.json}")
     worse = [
         f"kv-cache: --fail-on {options.fail_on}: {row.label} is worse in {row.metric.name}"
         for row in comparison.rows

@@ -9,10 +9,12 @@ Nothing is printed but `--help`; bad input is a `ConfigError`.
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
@@ -25,6 +27,7 @@ from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
 from kv_cache.core.errors import ConfigError, did_you_mean, refusals, refuse
 from kv_cache.core.kinds import RunMode
+from kv_cache.core.text import printable
 
 log = logging.getLogger("kv_cache")
 
@@ -97,6 +100,8 @@ _CPCS_FLAGS = frozenset(
     )
 )  # fmt: skip
 """The computational-storage family of the reference's fork: too many to list in the help."""
+
+_DASHES = re.compile("(--[^=]+=|-[^-]=?)--")
 
 
 def parse(argv: Sequence[str]) -> Invocation:
@@ -213,6 +218,9 @@ class Parser(argparse.ArgumentParser):
         as far as words behind a flag without its value, say, can be understood. `keys`: what
         `--set` may set."""
         self._wrong: list[ConfigError] = []
+        for word in takewhile(lambda word: word != "--", argv):
+            if _DASHES.fullmatch(word):  # argparse drops them or not, as its version is
+                self.error(f"{word}: -- is no value; give one")
         values, extras = argparse.Namespace(), list[str]()
         try:
             values, extras = self.parse_known_args(list(argv))
@@ -505,7 +513,16 @@ def log_environment(variables: Iterable[str]) -> None:
 
 def begin_logging(level: str = "INFO") -> None:
     """Log to stderr."""
-    logging.basicConfig(level=level, format="%(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PlainFormatter("%(levelname)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class _PlainFormatter(logging.Formatter):
+    """Writes what a terminal can show: a message may name what a stranger has named."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kv_cache.app.report import PlotOptions, plot
 from kv_cache.cli.command import Command
+from kv_cache.cli.printing import print_plain
 from kv_cache.core.exits import Exit
 from kv_cache.installing import install_hint
 
@@ -34,5 +35,5 @@ COMMAND = Command(
 def main(argv: Sequence[str]) -> int:
     """Draw all, or write nothing; the exit code. UsageError is the caller's to print."""
     for picture in plot(COMMAND.parse(argv)):
-        print(f"plot  {picture.path}")
+        print_plain(f"plot  {picture.path}")
     return Exit.DONE

@@ -6,7 +6,7 @@ from kv_cache.app.predict import configured, predict, prediction
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.beginning import begin, dry_run
 from kv_cache.cli.command import Command, OfRun
-from kv_cache.cli.printing import print_json, print_unwritten
+from kv_cache.cli.printing import print_json, print_plain, print_unwritten
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.view.prediction import prediction_table
 from kv_cache.view.terminal import table_lines
@@ -55,9 +55,9 @@ def main(argv: Sequence[str]) -> int:
     else:
         schedule = result.section["schedule"]["sha256"]
         name, seed = result.section["model"]["name"], result.section["seed"]
-        print(f"{name}, seed {seed}, schedule {schedule[:12]}")
-        print("\n".join(table_lines(prediction_table(twin, every=True))))
+        print_plain(f"{name}, seed {seed}, schedule {schedule[:12]}")
+        print_plain("\n".join(table_lines(prediction_table(twin, every=True))))
         assert result.kept is not None
-        print(f"result  {result.kept.shown}")
+        print_plain(f"result  {result.kept.shown}")
         print_unwritten(result.kept)
     return result.end

@@ -34,7 +34,7 @@ def print_unwritten(kept: Kept | None) -> None:
 
 def print_kept(what: str, kept: Kept) -> None:
     """Print where a file is, and its content if it could be written nowhere."""
-    print(f"{what}  {kept.shown}")
+    print_plain(f"{what}  {kept.shown}")
     print_unwritten(kept)
 
 
@@ -42,7 +42,7 @@ def print_planned(rows: Mapping[str, str]) -> None:
     """Print what a command with --dry-run would do."""
     width = max(map(len, rows))
     for name, text in rows.items():
-        print(f"{name:<{width}}  {text}")
+        print_plain(f"{name:<{width}}  {text}")
     print("--dry-run: all is checked, and nothing was done")
 
 
@@ -54,14 +54,14 @@ def print_result(result: Result) -> None:
     print()
     if result.kept is not None:
         name = "trials" if result.schema == trials.SCHEMA else "result"
-        print(f"{name}  {result.kept.shown}")
+        print_plain(f"{name}  {result.kept.shown}")
     if (seal := fingerprint(result.document)) is not None:
         print(f"fingerprint  {seal}")
     for recording in result.recordings:
-        print(f"trace   {recording['path']} ({recording['rows']} {recording['what']})")
+        print_plain(f"trace   {recording['path']} ({recording['rows']} {recording['what']})")
     for what in _BESIDE:
         if what in result.files:
-            print(f"{what.replace('_', ' '):<7} {result.files[what]}")
+            print_plain(f"{what.replace('_', ' '):<7} {result.files[what]}")
     print_unwritten(result.kept)
 
 
@@ -71,7 +71,7 @@ def print_study(result: Result, *more: str) -> None:
     lines = [*more, *(f"{name:<14}{path}" for name, path in result.files.items())]
     if lines:
         print()
-        print("\n".join(lines))
+        print_plain("\n".join(lines))
     print_unwritten(result.kept)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kv_cache.app.probe import DriveProbe, ProbeJob, ProbeOptions, checked, probe
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.command import Command
-from kv_cache.cli.printing import print_kept, print_planned
+from kv_cache.cli.printing import print_kept, print_plain, print_planned
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.profile import profile_values
 from kv_cache.core.exits import Exit
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         if caught.came:
             print("interrupted; no profile is written")
             return caught.exit_code
-    print(probe_text(result))
+    print_plain(probe_text(result))
     if result.kept is not None:
         print_kept("profile", result.kept)
     return result.end

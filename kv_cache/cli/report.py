@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from kv_cache.app.report import ReportOptions, report
 from kv_cache.cli.command import Command
+from kv_cache.cli.printing import print_plain
 from kv_cache.core.exits import Exit
 from kv_cache.view.forms import FORMATS
 
@@ -41,5 +42,5 @@ def main(argv: Sequence[str]) -> int:
     if rendered.path is None:
         sys.stdout.buffer.write(rendered.data)
     else:
-        print(f"{rendered.form}  {rendered.path}")
+        print_plain(f"{rendered.form}  {rendered.path}")
     return Exit.DONE

@@ -9,9 +9,10 @@ from kv_cache.app.sweep import SweepOptions, planned, sweep
 from kv_cache.app.sweep_document import sweep_text
 from kv_cache.app.sweep_runs import Pooling, local_pool, mpi_ranks
 from kv_cache.bench.interrupts import interrupts
+from kv_cache.cli import print_error
 from kv_cache.cli.command import Command
 from kv_cache.cli.flags import begin_logging, from_environment
-from kv_cache.cli.printing import print_unwritten
+from kv_cache.cli.printing import print_plain, print_unwritten
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.root import options as run_options
 from kv_cache.core.errors import UsageError
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             return _sweep(argv, pool)
         except UsageError as error:  # printed here, as the ranks that serve must be let go
-            print(f"kv-cache: {error}", file=sys.stderr)
+            print_error(error)
             return Exit.REFUSED
 
     return Exit.REFUSED if join is None else join(plan)
@@ -74,7 +75,7 @@ def _sweep(argv: Sequence[str], pool: Pooling) -> int:
     progress = TerminalProgress()
     if options.dry_run:
         plan = planned(options, progress=progress)
-        print("\n".join(f"{run}  {run.directory}" for run in plan.runs))
+        print_plain("\n".join(f"{run}  {run.directory}" for run in plan.runs))
         print(f"{len(plan.runs)} runs of {len(plan.cells)} cells; nothing was run")
         return Exit.DONE
     with interrupts() as caught:
@@ -82,9 +83,9 @@ def _sweep(argv: Sequence[str], pool: Pooling) -> int:
     if result.document:
         assert result.kept is not None
         instead = None if result.kept.in_place else result.kept.shown
-        print(sweep_text(result.document, result.place, instead))
+        print_plain(sweep_text(result.document, result.place, instead))
         if "plot" in result.files:
-            print(f"plot    {result.files['plot']}")
+            print_plain(f"plot    {result.files['plot']}")
         print_unwritten(result.kept)
     if result.ranks_gone:
         sys.stdout.flush()

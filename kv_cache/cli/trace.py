@@ -15,7 +15,7 @@ from kv_cache.app.trace import (
 from kv_cache.app.trace_source import SourceOptions, TraceSource, source_of
 from kv_cache.cli.command import Command, dispatch
 from kv_cache.cli.flags import begin_logging, log_environment
-from kv_cache.cli.printing import print_json
+from kv_cache.cli.printing import print_json, print_plain
 from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.load import Invocation
 from kv_cache.core.errors import ConfigError
@@ -88,14 +88,14 @@ def _stats(argv: Sequence[str]) -> int:
     else:
         print(terminal(made_view(result.document)))
     if options.output is not None:
-        print(f"\nstats     {options.output}")
+        print_plain(f"\nstats     {options.output}")
     return Exit.DONE
 
 
 def _plot(argv: Sequence[str]) -> int:
     options, invocation = PLOT.parse_with_run(argv)
     source, progress = _source(options, invocation)
-    print(f"plot  {plot_trace(options, source, progress=progress)}")
+    print_plain(f"plot  {plot_trace(options, source, progress=progress)}")
     return Exit.DONE
 
 
@@ -103,7 +103,7 @@ def _convert(argv: Sequence[str]) -> int:
     options, invocation = CONVERT.parse_with_run(argv)
     source, progress = _source(SourceOptions(path=options.path), invocation)
     rows = convert_trace(options, source, progress=progress)
-    print(f"trace  {options.output} ({rows:,} rows)")
+    print_plain(f"trace  {options.output} ({rows:,} rows)")
     return Exit.DONE
 
 

@@ -1,11 +1,12 @@
 """`kv-cache.py twin RESULT`: fio does the I/O of a run's storage tier; both side by side."""
 
+import sys
 from collections.abc import Sequence
 
 from kv_cache.app.twin import TwinJob, TwinOptions, TwinResult, checked, export, run_twin, twin_of
 from kv_cache.bench.interrupts import interrupts
 from kv_cache.cli.command import Command
-from kv_cache.cli.printing import print_planned
+from kv_cache.cli.printing import print_plain, print_planned
 from kv_cache.core.exits import Exit
 from kv_cache.core.units import human_bytes
 from kv_cache.files.fio import Twin, what_it_does
@@ -39,33 +40,34 @@ def main(argv: Sequence[str]) -> int:
     if options.fio_export is not None:
         return _export(options, twin)
     job = checked(options, twin)
-    print(what_it_does(twin))
+    print_plain(what_it_does(job.twin))
     if options.dry_run:
         print_planned(_planned_rows(job))
         return Exit.DONE
-    print(f"fio: {job.seconds:g} s in {', '.join(map(str, job.directories))}", flush=True)
+    print_plain(f"fio: {job.seconds:g} s in {', '.join(map(str, job.directories))}")
+    sys.stdout.flush()
     with interrupts() as caught:
         result = run_twin(job, stop=caught)
     for left in result.left:
-        print(f"  ! not removed: {left}")
+        print_plain(f"  ! not removed: {left}")
     if caught.came:
         print("interrupted; nothing is compared")
         return caught.exit_code
-    return _print_comparison(twin, result)
+    return _print_comparison(job.twin, result)
 
 
 def _export(options: TwinOptions, twin: Twin) -> int:
     path = export(options, twin)
-    print(what_it_does(twin))
+    print_plain(what_it_does(twin))
     if options.dry_run:
         print_planned({"job": str(path)})
     else:
-        print(f"job  {path}")
+        print_plain(f"job  {path}")
     return Exit.DONE
 
 
 def _planned_rows(job: TwinJob) -> dict[str, str]:
-    each = human_bytes(job.twin.space_bytes(job.seconds) // len(job.directories))
+    each = human_bytes(job.twin.space_bytes(job.seconds) // job.twin.drives)
     return {
         "directories": ", ".join(map(str, job.directories)),
         "data": f"{each} in each, removed at the end",
@@ -76,9 +78,9 @@ def _planned_rows(job: TwinJob) -> dict[str, str]:
 
 def _print_comparison(twin: Twin, result: TwinResult) -> int:
     if result.answer is None:
-        print(f"fio failed: {result.problem}")
+        print_plain(f"fio failed: {result.problem}")
         return Exit.EARLY
-    print(f"\n{comparison(twin, result.answer)}\n")
+    print_plain(f"\n{comparison(twin, result.answer)}\n")
     for note in result.notes:
-        print(f"  ! {note}")
+        print_plain(f"  ! {note}")
     return Exit.DONE

@@ -1,7 +1,6 @@
 """`mlperf_wrapper.py`: what newer MLPerf Storage launchers start with mpirun, for each rank."""
 
 import os
-import sys
 from collections.abc import Sequence
 
 from kv_cache.app.mlperf_rank import (
@@ -14,6 +13,7 @@ from kv_cache.app.mlperf_rank import (
     rank_start,
 )
 from kv_cache.bench.interrupts import interrupts
+from kv_cache.cli import print_error
 from kv_cache.cli.beginning import loaded
 from kv_cache.cli.command import Command
 from kv_cache.cli.run import measure
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _delayed(read(argv), rank_of(os.environ))
     except (UsageError, NoAnswerError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print_error(error, PROGRAM)
         return error.exit
 
 

@@ -98,6 +98,14 @@ class PassportConfig:
         _T.most_round_change, "V14: change of the best-fit line of five rounds over their average",
         low=0, high=10,
     )  # fmt: skip
+    least_round_s: float = opt(
+        _T.least_round_s, "V14: length of a round that may prove a steady state", unit="s", low=0,
+        high=86_400,
+    )  # fmt: skip
+    least_round_turnover: float = opt(
+        _T.least_round_turnover, "V14: bytes that all rounds move, over the capacity under test",
+        low=0, high=1000,
+    )  # fmt: skip
     most_bandwidth_trend: float = opt(
         _T.most_bandwidth_trend, "V14: change of the bandwidth while measured, over its mean",
         low=0, high=100,

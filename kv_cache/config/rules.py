@@ -11,11 +11,18 @@ from kv_cache.config.schema import show
 from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError, did_you_mean, refusals, refuse
 from kv_cache.core.kinds import RunMode
+from kv_cache.core.units import gib_to_bytes
 from kv_cache.tiers.objects.account import endpoint_of
 from kv_cache.tiers.objects.place import is_object_url, parse_url
 
 _SPEEDUP = "workload.trace_speedup"
 _SLOWEST = 1e-6
+_ZERO_IS = {
+    "precondition.size_gib": "twice the capacity",
+    "tiers.storage_capacity_gib": "what is free",
+    "schedule.max_inflight_gib": "no limit",
+}
+"""Sizes of which 0 means something else, so that none may be rounded down to it."""
 
 
 def check(config: Config) -> None:
@@ -98,6 +105,13 @@ def _check_limits(config: Config) -> None:
     }
     for path, limit in limits.items():
         _refuse_above(config, path, limit, "lower the first or raise the second")
+    for path, meaning in _ZERO_IS.items():
+        size = value_at(config, path)
+        if size and not gib_to_bytes(size):
+            raise ConfigError(
+                f"{say(config, path)} GiB, which is less than a page; give at least 4 KiB, or 0 "
+                f"for {meaning}"
+            )
 
 
 def _refuse_above(config: Config, path: str, limit: str, way_out: str) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import OpKind, Phase, Tier
@@ -39,7 +40,7 @@ from kv_cache.files.reading import require_replaceable
 from kv_cache.files.writing import write_output
 from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, merged
-from kv_cache.result.paths import value_at
+from kv_cache.result.paths import list_at, value_at
 from kv_cache.result.published import OperationFacts, PublishedRun, published
 from kv_cache.result.run import SECTION, MisshapenError, not_as_written
 from kv_cache.tiers.file_options import FSYNC_BATCH
@@ -87,6 +88,7 @@ class Side(Struct, frozen=True, kw_only=True):
     calls_per_object: float
     device: Histogram
     in_flight: float
+    mixed: bool = False  # ours differ in size, and `sizes` is their mean alone
 
     @property
     def direct(self) -> bool:
@@ -136,7 +138,9 @@ class Twin(Struct, frozen=True, kw_only=True):
     footprint_bytes: int
     cpu_ns: int | None
     cache_dirs: tuple[str, ...]
+    mount_points: tuple[str | None, ...]  # of these
     device: str | None
+    drives: int = 1  # directories that fio spreads its files over
 
     @property
     def files(self) -> bool:
@@ -149,11 +153,23 @@ class Twin(Struct, frozen=True, kw_only=True):
 
     def memory_bytes(self) -> int:
         """Return the bytes of fio's buffers."""
-        return sum(side.threads * side.object_bytes // side.calls for side in self.sides)
+        return sum(side.threads * side.call_bytes for side in self.sides)
+
+    def in_less_memory(self) -> "Twin":
+        """Return a twin whose buffers hold one system call of the run, and no whole object: its
+        objects have the mean of the sizes, as fio cannot group the calls of others."""
+        return replace(self, sides=tuple(map(_of_mean_size, self.sides)))
 
     def unlike(self) -> list[str]:
         """Return what the run and its twin do not share, as sentences for a person."""
         return list(_unlike(self))
+
+
+def _of_mean_size(side: Side) -> Side:
+    if len(side.sizes) == 1:
+        return side
+    mean = max(1, round(side.nbytes / side.operations / PAGE_BYTES)) * PAGE_BYTES
+    return replace(side, sizes=(SizeClass(nbytes=mean, percent=100),), mixed=True)
 
 
 # --- from a result ---------------------------------------------------------------------------
@@ -195,6 +211,10 @@ def derive(document: Mapping[str, Any], file: Path) -> Twin:
             str(path)
             for path in (directories if isinstance(directories, list) else [directories])
             if path
+        ),
+        mount_points=tuple(
+            value_at(drive, "filesystem.mount_point")
+            for drive in list_at(run.environment, "drives")
         ),
         device=device if isinstance(device, str) else None,
     )
@@ -316,36 +336,53 @@ def _cost(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 class _Extent(Struct, frozen=True, kw_only=True):
-    """The files of one side: one for each object of each thread, or one for all."""
+    """The files of one side: some of each of fio's threads, or one in each directory."""
 
     per_thread: int | None
     file_bytes: int
-    threads: int
-
-    @property
-    def total_bytes(self) -> int:
-        return self.file_bytes * (1 if self.per_thread is None else self.per_thread * self.threads)
+    total_bytes: int
 
 
 def _extent(twin: Twin, side: Side, seconds: float) -> _Extent:
-    """Size the files of one side: as much as the run's storage held, but no more than fio could get
-    through."""
-    reach = _MARGIN * side.nbytes / twin.window_s * seconds
-    least = 2 * side.threads * side.object_bytes
-    wanted = max(least, min(twin.footprint_bytes / len(twin.sides), reach))
+    """Size the files of one side: no more than the run's storage held, where it had room, nor than
+    fio could get through, but two objects for each thread."""
+    reach = max(_MARGIN * side.nbytes / twin.window_s * seconds, 2 * _each_thread_one(twin, side))
+    wanted = min(_room(twin, side), reach)
     if _file_an_object(twin, side):
-        files = min(_FILES, ceil(wanted / side.threads / side.object_bytes))
-        return _Extent(per_thread=files, file_bytes=side.object_bytes, threads=side.threads)
-    size = round_up(ceil(wanted), side.object_bytes)
-    return _Extent(per_thread=None, file_bytes=size, threads=side.threads)
+        files = max(1, min(_FILES, int(wanted) // _each_thread_one(twin, side)))
+        total = files * _each_thread_one(twin, side)
+        return _Extent(per_thread=files, file_bytes=side.object_bytes, total_bytes=total)
+    objects = max(1, int(wanted) // twin.drives // side.object_bytes)
+    size = objects * side.object_bytes
+    return _Extent(per_thread=None, file_bytes=size, total_bytes=size * twin.drives)
+
+
+def _each_thread_one(twin: Twin, side: Side) -> int:
+    """Return the bytes of an object for each thread, in as many directories for each drive."""
+    return round_up(side.threads, twin.drives) * side.object_bytes
+
+
+def _room(twin: Twin, side: Side) -> float:
+    """Return a side's part of what the run's storage held: half of it, or what leaves a file for
+    each thread of the other."""
+    half = twin.footprint_bytes / len(twin.sides)
+    others = sum(_each_thread_one(twin, each) for each in twin.sides if each is not side)
+    mine = _each_thread_one(twin, side)
+    fits = mine + others <= twin.footprint_bytes
+    return max(mine, min(half, twin.footprint_bytes - others)) if fits else half
+
+
+def _could_be_files(twin: Twin, side: Side) -> bool:
+    """Return whether one file for each object would be as the run did, or has to be: through the
+    page cache fio drops a file's pages only when it opens it. The files of one job cannot differ in
+    size."""
+    cached = side.kind is OpKind.READ and not side.direct
+    return (twin.files or cached) and len(side.sizes) == 1
 
 
 def _file_an_object(twin: Twin, side: Side) -> bool:
-    """Return whether fio uses one file for each object. It cannot give the files of one job a mix
-    of sizes. Through the page cache it needs files also if ours does not: it drops a file's pages
-    only when it opens it."""
-    cached = side.kind is OpKind.READ and not side.direct
-    return (twin.files or cached) and len(side.sizes) == 1
+    """Return whether fio uses one file for each object: there is room for one of each thread."""
+    return _could_be_files(twin, side) and _each_thread_one(twin, side) <= _room(twin, side)
 
 
 def job_text(
@@ -360,10 +397,10 @@ def job_text(
         *(f"#   {text}" for text in twin.unlike()),
         "",
         "[global]",
-        *_global(seconds, directories),
+        *_global(seconds),
     ]
     for side in twin.sides:
-        lines += ["", *_section(twin, side, seconds)]
+        lines += ["", *_section(twin, side, seconds, directories)]
         if logs is not None and side.calls > 1:
             lines.append(f"write_lat_log={logs / side.kind}")
     return "".join(f"{_one_line(line)}\n" for line in lines)
@@ -375,8 +412,8 @@ def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _global(seconds: float, directories: Sequence[str]) -> list[str]:
-    lines = [
+def _global(seconds: float) -> list[str]:
+    return [
         "thread",
         "time_based",
         f"runtime={max(1, round(seconds))}",
@@ -385,10 +422,11 @@ def _global(seconds: float, directories: Sequence[str]) -> list[str]:
         "randrepeat=1",
         f"filename_format={FILE_NAMES}",
     ]
-    if directories:
-        # A colon parts directories from each other, so one in a name is escaped.
-        lines.append("directory=" + ":".join(name.replace(":", r"\:") for name in directories))
-    return lines
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A colon parts names from each other, so one in a name is escaped."""
+    return ":".join(name.replace(":", r"\:") for name in names)
 
 
 def _engine(side: Side) -> list[str]:
@@ -401,7 +439,7 @@ def _engine(side: Side) -> list[str]:
     return lines
 
 
-def _section(twin: Twin, side: Side, seconds: float) -> list[str]:
+def _section(twin: Twin, side: Side, seconds: float, directories: Sequence[str]) -> list[str]:
     """Return one job: the readers or the writers."""
     reads = side.kind is OpKind.READ
     lines = [
@@ -426,18 +464,22 @@ def _section(twin: Twin, side: Side, seconds: float) -> list[str]:
             "file_service_type=sequential",
             "openfiles=1",
         ]
+        lines += [f"directory={_listed(directories)}"] if directories else []
         if not reads:
             # The mmap engine would map a file that has no bytes yet, and die.
             renewal = ["create_on_open=1", "unlink_each_loop=1"]
             lines += renewal if side.engine != "mmap" else ["overwrite=1"]
     else:
+        name = f"{side.kind}s.kv"
         sequence = f":{side.calls}" if side.calls > 1 else ""
         lines += [
             f"rw=rand{side.kind}{sequence}",
             "norandommap=1",
             f"blockalign={side.object_bytes if len(side.sizes) == 1 else PAGE_BYTES}",
-            f"filename={side.kind}s.kv",
             f"filesize={extent.file_bytes}",
+            # With `directory` a file that is named would go to the first alone.
+            f"filename={_listed([str(Path(each, name)) for each in directories or ['']])}",
+            f"file_service_type=roundrobin:{side.calls}",  # all calls of an object to one file
         ]
         lines += [] if reads else ["overwrite=1"]
     return lines if reads else [*lines, *_durable(twin, side)]
@@ -491,10 +533,17 @@ def _unlike(twin: Twin) -> Iterable[str]:
             )
         if len(side.sizes) > 1:
             yield f"sizes of {side.kind}s are {len(side.sizes)} classes in whole percents"
-        if twin.files and len(side.sizes) > 1:
+        if side.mixed:
             yield (
-                f"each object of ours is a file; fio's {side.kind}s go to one file, as the files "
-                "of a fio job cannot differ in size"
+                f"the {side.kind}s of ours differ in size; fio's have the mean, as otherwise each "
+                "buffer would hold a whole object, for which there is too little RAM"
+            )
+        if twin.files and not _file_an_object(twin, side):
+            differ = "the files of a fio job cannot differ in size"
+            full = "the run's storage did not hold a file for each of its threads"
+            yield (
+                f"each object of ours is a file; fio's {side.kind}s go to one large file, as "
+                f"{differ if len(side.sizes) > 1 else full}"
             )
         if side.kind is OpKind.WRITE and _durable(twin, side)[:1] not in ([], ["sync=dsync"]):
             yield "the fsync of a write is in our latency and not in fio's"
@@ -516,7 +565,7 @@ def _cached(twin: Twin, side: Side) -> Iterable[str]:
     if side.kind is OpKind.WRITE:
         if side.engine == "mmap" and twin.files:
             yield "ours makes a new file for each object; fio stores into files that are there"
-    elif side.engine == "mmap" or len(side.sizes) > 1:
+    elif side.engine == "mmap" or not _file_an_object(twin, side):
         yield (
             "ours drops an object's pages from the page cache before it reads it; fio may read "
             "from there what it has read before, and is then faster than the device"
@@ -557,5 +606,6 @@ def export_job(
     """Write the job of a result, e.g. of `derive(document, path)`, to a file. Raises PlaceError if
     it holds something that is not ours to replace."""
     require_replaceable(path, HEADER, "--fio-export")
-    data = job_text(twin, seconds, directories).encode()
+    spread = replace(twin, drives=max(1, len(directories)))
+    data = job_text(spread, seconds, directories).encode()
     write_output(path, data, "--fio-export")

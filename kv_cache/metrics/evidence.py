@@ -13,7 +13,14 @@ from msgspec.structs import fields
 
 from kv_cache.core.units import MIB
 from kv_cache.metrics.judging import Look
-from kv_cache.metrics.steady import FILL_TIMES, MOST_CHANGE, MOST_RANGE
+from kv_cache.metrics.steady import (
+    FILL_TIMES,
+    LEAST_ROUND_S,
+    LEAST_TURNOVER,
+    MOST_CHANGE,
+    MOST_RANGE,
+    RoundLimits,
+)
 
 OBJECT_ENGINES = frozenset({"s3"})
 """Engines whose bytes go to an object store: no file, no device, no page cache of this machine."""
@@ -42,6 +49,8 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     least_fill_times: float = FILL_TIMES
     most_round_range: float = MOST_RANGE
     most_round_change: float = MOST_CHANGE
+    least_round_s: float = LEAST_ROUND_S
+    least_round_turnover: float = LEAST_TURNOVER
     most_bandwidth_trend: float = 0.2
     most_backlog_growth: float = 0.05
     most_schedule_lag_share: float = 0.05
@@ -58,6 +67,16 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     measurement: bool = True  # false: declared to be a test
     least_operations: int = 30
     enough_operations: int = 200
+
+    @property
+    def rounds(self) -> RoundLimits:
+        """Limits of the rounds before a measurement."""
+        return RoundLimits(
+            most_range=self.most_round_range,
+            most_change=self.most_round_change,
+            least_s=self.least_round_s,
+            least_turnover=self.least_round_turnover,
+        )
 
     def changed(self) -> dict[str, list[float]]:
         """`[value, default]` of each threshold that is not at its default."""

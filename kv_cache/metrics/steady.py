@@ -4,7 +4,9 @@ Rounds before the measurement are judged by the rule of the SNIA Solid State Sto
 Test Specification: over the last five, the range is at most 20 % of the average and the best-fit
 line changes by at most 10 % of it. A fresh drive is steady by that rule too, as long as it is
 fresh. So the rule proves nothing by itself: rule V14 takes it only after a fill of `FILL_TIMES`
-the capacity under test.
+the capacity under test. A drive that becomes slower without end keeps it too, if only the rounds
+are short: SNIA's last a minute, and all rounds together have to move the capacity under test.
+Five rounds that keep it may lie on the slope of a longer series, so the whole series is looked at.
 
 What is judged is the bandwidth of storage. p95 latencies of reads and writes are shown beside it;
 in an open loop they are judged too, because bandwidth is then what the load asks for, however fast
@@ -21,16 +23,22 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from kv_cache.core.units import MIB
+from kv_cache.core.units import MIB, human_bytes
 from kv_cache.metrics.window import Window
 
 ROUNDS = 5
 MOST_RANGE = 0.2
 MOST_CHANGE = 0.1
 FILL_TIMES = 2
-"""SNIA SSS PTS: the window, its two limits, and the workload-independent preconditioning."""
+LEAST_ROUND_S = 60.0
+"""SNIA SSS PTS: the window, its two limits, the workload-independent preconditioning, a round."""
+
+LEAST_TURNOVER = 1.0
+"""Bytes that all rounds move, over the capacity under test."""
 
 _ROUNDING = 1e-9  # 1.1 - 0.9 is more than 0.2
+_ABOUT_AS_WELL = 1.5  # squares of what a line misses, over those of the mean
+_CUT_SHARE = 0.02  # of its length, that a round may be cut too early
 
 
 # --- rounds ----------------------------------------------------------------------------------
@@ -113,30 +121,108 @@ LATENCIES = ("read_p95_ms", "write_p95_ms")
 """The variables that rounds are looked at for."""
 
 
+class RoundLimits(Struct, frozen=True, kw_only=True):
+    """What the rounds are held to."""
+
+    most_range: float = MOST_RANGE
+    most_change: float = MOST_CHANGE
+    least_s: float = LEAST_ROUND_S
+    least_turnover: float = LEAST_TURNOVER
+
+
+class AllRounds(Struct, frozen=True, kw_only=True):
+    """All rounds together: their bandwidths, the shortest of the last five, and all bytes; None is
+    not known."""
+
+    values: tuple[float, ...]
+    shortest_s: float | None
+    moved_bytes: float | None
+
+
+def all_rounds(rounds: Sequence[Round]) -> AllRounds:
+    return AllRounds(
+        values=tuple(each.bytes_per_second for each in rounds),
+        shortest_s=min((each.seconds for each in rounds[-ROUNDS:]), default=None),
+        moved_bytes=sum(each.read_bytes + each.write_bytes for each in rounds),
+    )
+
+
+def shortfalls(
+    rounds: AllRounds, capacity_bytes: float | None, limits: RoundLimits
+) -> Iterator[str]:
+    """Yield why rounds whose last five keep the rule prove no steady state, with a way out."""
+    change, count = _lasting_change(rounds.values)
+    if change > limits.most_change + _ROUNDING:
+        yield (
+            f"the last {ROUNDS} lie on the best-fit line of the last {count}, which changes by "
+            f"{100 * change:.1f} % of its mean (at most {100 * limits.most_change:.1f} % is "
+            "wanted): the change goes on; raise --max-rounds"
+        )
+    if rounds.shortest_s is not None and rounds.shortest_s < limits.least_s * (1 - _CUT_SHARE):
+        yield (
+            f"a round of {rounds.shortest_s:.3g} s is too short to show a slow change (SNIA's have "
+            f"{limits.least_s:g} s); use --round {limits.least_s:g}"
+        )
+    wanted = limits.least_turnover * (capacity_bytes or 0)
+    if rounds.moved_bytes is not None and rounds.moved_bytes < wanted:
+        yield (
+            f"all rounds moved {human_bytes(round(rounds.moved_bytes))}, which is less than "
+            f"{limits.least_turnover:g} times the capacity under test; raise --max-rounds or "
+            "--round"
+        )
+
+
+def _lasting_change(values: Sequence[float]) -> tuple[float, int]:
+    """Return the largest change, as a share of the mean, by the best-fit line of more than the last
+    five values, of those lines that fit the last five about as well as their own mean does; and of
+    how many values. Where a drive has settled, a line through what came before misses them."""
+    last = values[-ROUNDS:]
+    flat = fsum((value - fsum(last) / len(last)) ** 2 for value in last)
+    changes = [(0.0, len(last))]
+    for count in range(ROUNDS + 1, len(values) + 1):
+        some = values[-count:]
+        mean, slope = fsum(some) / count, _line(range(count), some).slope
+        places = range(count - ROUNDS, count)
+        missed = [
+            value - mean - slope * (place - (count - 1) / 2)
+            for place, value in zip(places, last, strict=True)
+        ]
+        if mean > 0 and fsum(each * each for each in missed) <= _ABOUT_AS_WELL * flat:
+            changes.append((abs(slope) * (count - 1) / mean, count))
+    return max(changes)
+
+
 def proof(
     rounds: Sequence[Round],
     *,
     open_loop: bool = False,
-    most_range: float = MOST_RANGE,
-    most_change: float = MOST_CHANGE,
+    capacity_bytes: float | None = None,
+    limits: RoundLimits = RoundLimits(),  # noqa: B008 - frozen
 ) -> dict[str, Any] | None:
     """Return what the rule finds in the last five rounds, as a result has it; None of fewer.
 
-    `steady` is the finding on everything judged: bandwidth, and in an open loop the latencies.
-    `since_round` (from 1) is the round with which that first held.
+    `steady` is the finding on everything judged: bandwidth, and in an open loop the latencies, and
+    `lacks`, see `shortfalls`. `since_round` (from 1) is the round with which that first held.
     """
-    looks = [
-        _looks(rounds[:end], most_range, most_change) for end in range(ROUNDS, len(rounds) + 1)
-    ]
+    looks = [_looks(rounds[:end], limits) for end in range(ROUNDS, len(rounds) + 1)]
     if not looks:
         return None
     judged = (BANDWIDTH, *LATENCIES) if open_loop else (BANDWIDTH,)
-    held = [all(look[name].steady for name in judged if name in look) for look in looks]
+    lacks = [
+        list(shortfalls(all_rounds(rounds[:end]), capacity_bytes, limits))
+        for end in range(ROUNDS, len(rounds) + 1)
+    ]
+    held = [
+        all(look[name].steady for name in judged if name in look) and not lacking
+        for look, lacking in zip(looks, lacks, strict=True)
+    ]
     return {
-        "rule": f"SNIA PTS: of the last {ROUNDS} rounds the range is at most {most_range:.0%} of "
-        f"the average, and the best-fit line changes by at most {most_change:.0%} of it",
+        "rule": f"SNIA PTS: of the last {ROUNDS} rounds the range is at most "
+        f"{limits.most_range:.0%} of the average, and the best-fit line changes by at most "
+        f"{limits.most_change:.0%} of it",
         **looks[-1][BANDWIDTH].to_json(),
         "steady": held[-1],
+        "lacks": lacks[-1],
         "since_round": held.index(True) + ROUNDS if True in held else None,
         "latencies": {
             name: _latency_json(rounds, name, looks[-1], judged=open_loop) for name in LATENCIES
@@ -144,13 +230,13 @@ def proof(
     }
 
 
-def _looks(rounds: Sequence[Round], most_range: float, most_change: float) -> dict[str, Steadiness]:
+def _looks(rounds: Sequence[Round], limits: RoundLimits) -> dict[str, Steadiness]:
     """Return the rule on each variable that every one of the last rounds has."""
     columns = {
         name: [getattr(each, name) for each in rounds[-ROUNDS:]] for name in (BANDWIDTH, *LATENCIES)
     }
     looks = {
-        name: steady_state(values, most_range=most_range, most_change=most_change)
+        name: steady_state(values, most_range=limits.most_range, most_change=limits.most_change)
         for name, values in columns.items()
         if None not in values
     }

@@ -5,7 +5,7 @@ for come together here as plain values; `verify` derives them again from the fil
 are defined in `docs/reference/passport.md`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kv_cache.core.kinds import OpKind, Phase, Qos
@@ -14,9 +14,10 @@ from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.passport import judge
 from kv_cache.metrics.rules.readings import CACHED_ENGINES
 from kv_cache.metrics.slo import parse_slos
-from kv_cache.metrics.steady import WindowSample, trends
+from kv_cache.metrics.steady import ROUNDS, WindowSample, trends
 from kv_cache.metrics.summary import NETWORK, call_ms, per_second, ratio
 from kv_cache.result.counted import EvidenceFacts, LedgerFacts
+from kv_cache.result.paths import value_at
 from kv_cache.result.run import (
     CountedRun,
     MisshapenError,
@@ -76,6 +77,20 @@ def _sample(run: CountedRun) -> dict[str, Any]:
     }
 
 
+def _series(rounds: Sequence[Any]) -> dict[str, Any]:
+    """Return what rule V14 looks at in all rounds; nothing where one has no such number."""
+    names = ("bytes_per_second", "seconds", "read_bytes", "write_bytes")
+    columns = {name: [value_at(row, name) for row in rounds] for name in names}
+    known = [value for column in columns.values() for value in column]
+    if not known or not all(isinstance(value, int | float) for value in known):
+        return {"values": [], "shortest_s": None, "moved_bytes": None}
+    return {
+        "values": columns["bytes_per_second"],
+        "shortest_s": min(columns["seconds"][-ROUNDS:]),
+        "moved_bytes": sum(columns["read_bytes"]) + sum(columns["write_bytes"]),
+    }
+
+
 def _steady(run: CountedRun) -> dict[str, Any]:
     """Return what was done before the measured window, and whether the window was level."""
     done = run.facts.preconditioning or {}
@@ -90,6 +105,7 @@ def _steady(run: CountedRun) -> dict[str, Any]:
         "filesystem_bytes": fill.get("filesystem_bytes"),
         "discard": fill.get("discard"),
         "rounds": len(rounds),
+        **({"series": _series(rounds)} if rounds else {}),
         "proof": done.get("proof"),
         "stationarity": trends(
             [

@@ -61,6 +61,7 @@ class SteadyProof(Struct, frozen=True, kw_only=True):
     range_share: Number | None = None
     slope_share: Number | None = None
     steady: bool = False
+    lacks: list[str] = []
     since_round: int | None = None
 
 
@@ -130,6 +131,7 @@ def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tu
         return NOT_LOOKED_FOR, [*reasons, "no rounds were wanted (--max-rounds 0)"]
     if proof is None or not proof["steady"]:
         rounds_run = "fewer than five" if proof is None else f"after {len(rounds)}"
-        reasons.append(f"not steady: {rounds_run} rounds; raise --max-rounds or --round")
+        lacks = (proof or {}).get("lacks") or ["raise --max-rounds or --round"]
+        reasons.append(f"not steady: {rounds_run} rounds; {'; '.join(lacks)}")
         return NOT_STEADY, reasons
     return (NOT_PROVEN if reasons else STEADY), reasons

@@ -1,11 +1,12 @@
 """Bad input: one clear sentence, exit code 2, nothing written."""
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli import run
+from tests.cli import SMALL, called, command, environment, prepare, run
 
 CASES = {
     "--nmu-users 5": ["--nmu-users", "--num-users"],
@@ -124,3 +125,52 @@ def test_a_read_only_cache_dir_is_refused(tmp_path: Path) -> None:
         assert "read-only" in ran.err or "writ" in ran.err
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("kib", [150_000, 300_000, 700_000])
+def test_a_limit_on_address_space_that_is_too_low_is_named(kib: int, tmp_path: Path) -> None:
+    """Libraries, buffers and threads fail in it one after the other as it grows."""
+    prepare(tmp_path)
+    run = command(*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=1")
+    stacks = "--set=io.threads=128"  # 1 GiB of them
+    done = subprocess.run(
+        ["bash", "-c", f'ulimit -v {kib} -s 8192; exec "$@"', "bash", *run, stacks], cwd=tmp_path,
+        env=environment(), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("kv-cache: ")]
+    assert "ulimit -v" in sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+
+
+ESCAPE = "\x1b]0;title\x07\x9b31m"
+"""Orders to a terminal, in the name of a file that a stranger has sent."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "verify NAME", "report NAME", "compare NAME NAME", "plot NAME", "twin NAME --dir .",
+        "verify DIR", "report DIR", "mlperf check DIR", "mlperf summarize DIR", "predict NAME",
+        "trace stats NAME", "trace fit NAME", "lab --trace NAME", "sim NAME", "--trace NAME",
+        "calibrate --probe NAME --no-dram", "--model NAME --dry-run", "--output NAME --dry-run",
+        "probe --cache-dir DIR --dry-run", "--NAME", "sim single-node --set NAME=1",
+        "sweep NAME --results-dir runs",
+    ],
+)  # fmt: skip
+def test_no_name_is_an_order_to_the_terminal(words: str, tmp_path: Path) -> None:
+    (tmp_path / f"file{ESCAPE}").write_text("{}")
+    (tmp_path / f"dir{ESCAPE}").mkdir()
+    names = {"NAME": f"file{ESCAPE}", "DIR": f"dir{ESCAPE}"}
+    argv = [re.sub("NAME|DIR", lambda name: names[name[0]], word) for word in words.split()]
+    _, out, err = called(tmp_path, *argv)
+    printed = out + err
+    assert "title" in printed, printed
+    assert [c for c in printed if not c.isprintable() and c not in "\n\t"] == []
+
+
+def test_a_log_line_is_no_order_to_the_terminal(tmp_path: Path) -> None:
+    """The variable of an option is logged with its value."""
+    _, _, err = called(tmp_path, "sim", "--list", KV_CACHE_SIM__OUTPUT=f"x{ESCAPE}")
+    assert "KV_CACHE_SIM__OUTPUT=x?]0;title??31m" in err

@@ -122,3 +122,76 @@ def test_a_run_that_was_started_with_nohup_goes_on_when_the_terminal_is_closed(
     process.send_signal(signal.SIGHUP)
     ran = finish(process, tmp_path)
     assert (ran.code, ran.own["status"]) == (0, "finished")
+
+
+# --- a signal that comes early ---------------------------------------------------------------
+
+# SIGINT at the instant at which orjson's initialisation, in machine code, imports a module.
+WITHIN_AN_EXTENSION = """
+import builtins, os, signal, sys
+plain = builtins.__import__
+
+def traced(name, *args, **kwargs):
+    caller = sys._getframe(1).f_code.co_filename
+    if name == "dataclasses" and caller.startswith("<frozen importlib"):
+        builtins.__import__ = plain
+        os.kill(os.getpid(), signal.SIGINT)
+    return plain(name, *args, **kwargs)
+
+builtins.__import__ = traced
+"""
+
+# SIGINT within a finalizer, where Python prints exceptions and goes on.
+WITHIN_A_FINALIZER = """
+import os, signal, sys
+
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+def finalize(event, args):
+    if event == "open" and str(args[0]).endswith("R.json"):
+        Finalized()
+
+sys.addaudithook(finalize)
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "argv"),
+    [
+        (WITHIN_AN_EXTENSION, ("sim", "--list")),
+        (WITHIN_A_FINALIZER, ("verify", "R.json")),
+    ],
+)
+def test_a_sigint_ends_a_command_wherever_it_meets_it(
+    where: str, argv: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(where)
+    (tmp_path / "R.json").write_text("{}")
+    path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"}
+    done = subprocess.run(
+        command(*argv), cwd=tmp_path, env=environment() | path, capture_output=True, text=True,
+        timeout=60, preexec_fn=not_ignored,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def not_ignored() -> None:
+    """As a terminal starts a program, also where these tests run in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_a_sigint_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """As of what a script starts in the background, which Ctrl+C is not for."""
+    (tmp_path / "sitecustomize.py").write_text(WITHIN_AN_EXTENSION)
+    path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"}
+    done = subprocess.run(
+        command("sim", "--list"), cwd=tmp_path, env=environment() | path, capture_output=True,
+        timeout=60, preexec_fn=ignored,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

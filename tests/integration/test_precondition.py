@@ -83,9 +83,15 @@ def test_five_rounds_are_judged_by_the_rule(tmp_path: Path) -> None:
     assert len(done["rounds"]) == 5
     proof = done["proof"]
     assert proof["values"] == [row["bytes_per_second"] for row in done["rounds"]]
-    steady = proof["range_share"] <= 0.2 and proof["slope_share"] <= 0.1
-    assert proof["steady"] is steady
-    assert steady or rule(own, "V14")["status"] == "suspect"
+    assert "a round of 0.3" in " ".join(proof["lacks"])
+    assert proof["steady"] is False
+    assert rule(own, "V14")["status"] == "suspect"
+    eased = ["--set=passport.least_round_s=0.2", "--set=passport.least_round_turnover=0"]
+    again = sound(small(tmp_path, *FILL, "--precondition", "--max-rounds=5", "--round=0.3",
+                        "--max-requests=12", *eased))["preconditioning"]["proof"]  # fmt: skip
+    keeps = again["range_share"] <= 0.2 and again["slope_share"] <= 0.1
+    assert again["lacks"] == []
+    assert again["steady"] is keeps
 
 
 def test_without_rounds_the_device_is_only_filled(tmp_path: Path) -> None:
@@ -240,6 +246,9 @@ def test_a_worker_that_dies_in_a_round_ends_it_with_exit_code_1_and_a_result(
     ("flags", "said"),
     [
         (["--precondition-size-gb=900000"], "--precondition-size-gb"),
+        (["--precondition-size-gb=0.000003"], "(--precondition-size-gb) is 3e-06 GiB, which is"),
+        (["--storage-capacity-gb=3000B"], "less than a page; give at least 4 KiB, or 0 for what"),
+        (["--set=schedule.max_inflight_gib=0.000003"], "max_inflight_gib is 3e-06 GiB, which is"),
         (["--storage-capacity-gb=900000"], "free"),
     ],
 )
@@ -279,8 +288,10 @@ def test_the_command_without_rounds_only_fills(tmp_path: Path) -> None:
 
 
 def test_the_command_leaves_kept_objects_and_no_fill(tmp_path: Path) -> None:
+    """Without a tier above, which would take all that a slow machine stores in a round; what has
+    begun when the round ends is waited for."""
     ran = run(tmp_path, "precondition", *SMALL, *FILL, "--cache-dir=cache", "--output=R.json",
-              "--max-rounds=1", "--round=0.3", "--keep-cache")  # fmt: skip
+              "--cpu-mem-gb=0", "--max-rounds=1", "--round=0.3", "--keep-cache")  # fmt: skip
     assert ran.code == 0, ran.err
     assert list((tmp_path / "cache").glob("*/*/*.kv"))
     assert not list((tmp_path / "cache").glob("**/fill-*"))

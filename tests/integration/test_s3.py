@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import orjson
 import pytest
@@ -23,7 +24,7 @@ from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import MIB
 from kv_cache.installing import install_hint
 from kv_cache.tiers.buffers import BufferPool
-from kv_cache.tiers.objects import Client, ObjectStore
+from kv_cache.tiers.objects import Client, ObjectPlace, ObjectStore
 from kv_cache.tiers.payload import MISMATCH
 from tests import s3server
 from tests.cli import SMALL, Ran, finish, run, start
@@ -387,3 +388,47 @@ def test_a_server_that_comes_back_is_asked_again(s3: S3Server) -> None:
         client.delete("again/y")
     finally:
         s3.thaw()
+
+
+class Busy(BaseHTTPRequestHandler):
+    """An S3 server that sends the first two requests away, and keeps nothing."""
+
+    requests: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        busy = len(self.requests) <= 2
+        body = b"<Error><Code>SlowDown</Code></Error>" if busy else b"here"
+        self.send_response(503 if busy else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"1"')
+        self.send_header("Last-Modified", "Wed, 01 Jul 2026 00:00:00 GMT")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_a_request_that_is_tried_again_is_counted_once_each_time_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    Busy.requests.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            place = ObjectPlace(
+                bucket="busy-bucket",
+                prefix="",
+                endpoint=f"http://127.0.0.1:{server.server_port}",
+                retries=4,
+            )
+            client = Client(place)
+            assert client.get("x") == b"here"
+            assert (client.counts, len(Busy.requests)) == ({"get": 3, "retries": 2}, 3)
+            assert client.get("x") == b"here"
+            assert (client.counts, len(Busy.requests)) == ({"get": 4, "retries": 2}, 4)
+        finally:
+            server.shutdown()

@@ -52,7 +52,7 @@ def tree(directory: Path) -> list[str]:
 def test_both_programs_stand_side_by_side_and_nothing_stays(tmp_path: Path, layout: str) -> None:
     code, out, err = run(tmp_path, made(tmp_path, layout=layout), "--seconds=1")
     assert (code, err) == (0, ""), out
-    assert f"fio: 1 s in {tmp_path}/cache\n" in out
+    assert f"fio: 1 s in {tmp_path}/cache/runs\n" in out
     told = {line[:22].strip(): line[22:].split() for line in out.splitlines() if line}
     for name in ("read MB/s", "read p50 ms", "write MB/s", "CPU s/GiB"):
         mine, theirs, ratio = map(float, told[name])
@@ -80,7 +80,7 @@ def test_a_signal_ends_also_a_fio_that_has_hung(
     """fio's handler of SIGTERM allocates memory: where it comes within malloc, fio hangs."""
     deaf = f"""#!/bin/sh
 trap '' TERM INT
-cd {tmp_path}/cache/kv-cache-run-*/00 && touch reads.0.0.kv && exec sleep 60
+cd {tmp_path}/cache/runs/kv-cache-run-*/00 && touch reads.0.0.kv && exec sleep 60
 """
     out = interrupted(tmp_path, number, code, path=with_fio(tmp_path, deaf))
     assert "interrupted" in out
@@ -173,7 +173,7 @@ def test_a_dry_run_names_the_place_and_neither_runs_fio_nor_writes(tmp_path: Pat
     before = tree(tmp_path)
     code, out, err = run(tmp_path, result, "--dry-run", "--seconds=5", path=path)
     assert (code, err) == (0, "")
-    assert f"directories  {tmp_path}/cache\n" in out
+    assert f"directories  {tmp_path}/cache/runs\n" in out
     assert "time         about 5 s\n" in out
     code, out, _ = run(tmp_path, result, "--dry-run", "--fio-export=run.fio")
     assert (code, out.splitlines()[-2]) == (0, "job  run.fio")
@@ -217,6 +217,27 @@ def test_a_result_that_was_cut_short_is_one_sentence(tmp_path: Path) -> None:
     assert "cut short" in err
 
 
+@needs_fio
+@pytest.mark.fio
+def test_two_drives_with_a_mix_of_sizes_have_a_twin_in_their_own_directories(
+    tmp_path: Path,
+) -> None:
+    """The run made its directories and removed them."""
+    rows = [row("read", [MIB, 2 * MIB] * 200, [16 * NS_PER_MS] * 400)]
+    places = [str(tmp_path / name) for name in ("a", "b")]
+    write(tmp_path / "R.json", document(rows, cache_dir=places))
+    with start(tmp_path, "R.json", "--seconds=2") as process:
+        wait_for(
+            lambda: (
+                len(list(tmp_path.glob("[ab]/*/00/reads.kv"))) == 2 or process.poll() is not None
+            )
+        )
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, ""), out
+    assert f"fio: 2 s in {places[0]}, {places[1]}\n" in out
+    assert tree(tmp_path) == ["R.json"]
+
+
 def test_help_teaches() -> None:
     code, out, _ = run(Path.cwd(), "--help")
     assert code == 0
@@ -227,10 +248,11 @@ def test_help_teaches() -> None:
 @needs_fio
 @pytest.mark.fio
 def test_the_result_of_a_run_has_a_twin(tmp_path: Path) -> None:
-    ran = small(tmp_path, "--max-requests=40", "--cpu-mem-gb=0")
+    ran = small(tmp_path, "--max-requests=40", "--cpu-mem-gb=0", "--cache-dir=a/b/c")
     assert ran.code == 0, ran.err
     assert all("system_calls" in row for row in ran.own["operations"])
-    code, out, err = run(tmp_path, "R.json", "--seconds=1", f"--dir={tmp_path}")
-    assert code == 0, (out, err)
-    assert "CPU s/GiB" in out
-    assert sorted(tree(tmp_path)) == ["R.json", "small.yaml"]
+    for where in ((f"--dir={tmp_path}",), ()):  # the run made its directory, and its parents
+        code, out, err = run(tmp_path, "R.json", "--seconds=1", *where)
+        assert code == 0, (out, err)
+        assert "CPU s/GiB" in out
+        assert sorted(tree(tmp_path)) == ["R.json", "small.yaml"]

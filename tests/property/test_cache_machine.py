@@ -52,7 +52,7 @@ class Disk:
 
     def grow(self, ref: CopyRef) -> None:
         assert ref.copy_id not in self.bytes[ref.tier], "a copy id was used again"
-        self.bytes[ref.tier][ref.copy_id] = ref.nbytes
+        self.bytes[ref.tier][ref.copy_id] = -(-ref.nbytes // PAGE) * PAGE  # as a disk has it
 
     def written(self, ref: CopyRef, ok: bool) -> None:
         if ok:
@@ -383,6 +383,16 @@ def stored(cache: CacheManager, *blocks: Block) -> None:
 
 def page(number: int, pages: int = 1) -> Block:
     return Block(content_key("page", number), 4, pages * PAGE)
+
+
+def test_a_copy_takes_whole_pages() -> None:
+    """A byte more than a page takes two: a tier of five pages holds two such copies."""
+    cache = cache_of(NVME=5)
+    for number in range(4):
+        stored(cache, Block(content_key("odd", number), 4, PAGE + 1))
+        cache.check()
+    assert cache.used(Tier.NVME) == 4 * PAGE
+    assert cache.entries(Tier.NVME) == 2
 
 
 def test_a_loss_is_counted_when_the_promotion_that_gave_hope_fails_too() -> None:

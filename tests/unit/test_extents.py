@@ -2,6 +2,7 @@
 
 import random
 import threading
+from itertools import permutations
 
 import pytest
 from hypothesis import settings
@@ -10,6 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kv_cache.tiers.extents import Extent, Extents
 from tests.examples import examples
+
+
+def test_what_is_given_back_is_joined_up_to_a_border_and_never_over_it() -> None:
+    """In every order in which the bytes of regions of two and three can be given back."""
+    for order in permutations(range(5)):
+        extents = Extents([2, 3])
+        assert extents.take(5) == [Extent(0, 2), Extent(2, 3)]
+        for at in order:
+            extents.give([Extent(at, 1)])
+        assert extents.take(5) == [Extent(0, 2), Extent(2, 3)], order
 
 
 class ExtentsMachine(RuleBasedStateMachine):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import OpKind
@@ -212,15 +213,62 @@ def test_one_fsync_for_several_writes_is_one_in_fio_too() -> None:
 
 def test_directories_are_named_as_fio_wants_them() -> None:
     text = job_text(twin([reads()]), 10, ["/mnt/a", "/mnt/b:c"])
-    assert sections(text)["global"]["directory"] == r"/mnt/a:/mnt/b\:c"
+    assert sections(text)["reads"]["directory"] == r"/mnt/a:/mnt/b\:c"
     assert text.startswith(HEADER)
+
+
+def test_a_mix_of_sizes_goes_to_a_file_in_each_directory() -> None:
+    """fio puts a file that is named into the first of its directories alone."""
+    mixed = twin([reads(100), reads(100, size=MIB)], peak_bytes=64 * MIB)
+    text = job_text(replace(mixed, drives=2), 100, ["/mnt/a", "/mnt/b:c"])
+    job = sections(text)["reads"]
+    assert job["filename"] == r"/mnt/a/reads.kv:/mnt/b\:c/reads.kv"
+    assert int(job["filesize"]) == 32 * MIB
+
+
+@given(
+    sizes=st.lists(st.integers(1, 2000), min_size=2, max_size=4),
+    in_flight=st.tuples(st.floats(0.1, 40), st.floats(0.1, 40)),
+    spare=st.floats(1, 4),
+    drives=st.integers(1, 3),
+    layout=st.sampled_from(["file", "arena"]),
+)
+def test_files_take_no_more_than_the_run_held(
+    sizes: list[int], in_flight: tuple[float, float], spare: float, drives: int, layout: str
+) -> None:
+    """The disk held that, beside what else was on it."""
+    *read_sizes, write_size = [pages * PAGE_BYTES for pages in sizes]
+    each = [read_sizes * 20, [write_size] * 30]
+    rows = [
+        row(kind, of_kind, [round(busy * WINDOW_S * 1e9 / len(of_kind))] * len(of_kind))
+        for kind, of_kind, busy in zip(("read", "write"), each, in_flight, strict=True)
+    ]
+    # One object a directory and side, and so few writers that each has an object of its own.
+    held = round(spare * 2 * drives * max(*read_sizes, write_size))
+    both = replace(twin(rows, peak_bytes=held, layout=layout), drives=drives)
+    assert 0 < both.space_bytes(1000) <= held * 1.02  # sizes of a mix are classes
 
 
 def test_files_take_no_more_than_the_run_held_or_fio_can_get_through() -> None:
     small = twin([reads(1000)])
     assert small.space_bytes(1000) == pytest.approx(64 * MIB, rel=0.05)
+    writes = row("write", [MIB] * 5000, [10 * WRITE_MS] * 5000)  # by 25 threads
+    full = sections(job_text(twin([reads(5000), writes], peak_bytes=30 * MIB), 1000))
+    assert (full["reads"]["nrfiles"], full["writes"]["nrfiles"]) == ("1", "1")
     slow = twin([reads(10)], peak_bytes=1 << 40)
     assert slow.space_bytes(10) == 40 * MIB
+
+
+def test_buffers_hold_one_system_call_of_the_run_where_whole_objects_do_not_fit() -> None:
+    sizes = [64 * MIB] * 50 + [8 * MIB] * 50
+    mixed = twin([row("read", sizes, [READ_MS * 100] * 100, calls=9)], peak_bytes=1 << 30)
+    (side,) = mixed.sides
+    assert mixed.memory_bytes() == side.threads * 64 * MIB
+    frugal = mixed.in_less_memory()
+    assert frugal.memory_bytes() == side.threads * 4 * MIB
+    assert sections(job_text(frugal, 10))["reads"]["bs"] == str(4 * MIB)
+    assert any("too little RAM" in text for text in frugal.unlike())
+    assert twin([reads()]).in_less_memory().memory_bytes() == twin([reads()]).memory_bytes()
 
 
 # --- what fio answers --------------------------------------------------------------------------

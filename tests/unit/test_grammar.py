@@ -428,3 +428,26 @@ def test_each_default_of_a_number_reads_back_from_text() -> None:
         if option.kind in (int, float) and option.default is not None:
             value = read_text(option, repr(option.default), option.path)
             assert value == value_at(Config(), option.path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "probe --cache-dir . --seconds=--", "lab --policies=--", "compare --json=--",
+        "lab --set=--", "report R.json --output=--", "report R.json -o--", "--num-users=--",
+        "--config=--", "run --set=-- --num-users 4",
+    ],
+)  # fmt: skip
+def test_two_dashes_are_no_value_of_a_flag_in_any_command(words: str, tmp_path: Path) -> None:
+    """Some versions of argparse drop them, so that there is no value; others give them on."""
+    code, out, err = cli.called(tmp_path, *words.split())
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "--: -- is no value; give one" in err
+
+
+def test_two_dashes_alone_end_the_flags(tmp_path: Path) -> None:
+    code, _, err = cli.called(tmp_path, "verify", "--", "--output=--")
+    assert code == 2
+    assert "--output=--" in err
+    assert "no value" not in err

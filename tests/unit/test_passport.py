@@ -549,6 +549,25 @@ def test_a_steady_state_is_not_proven_by_less(case: str) -> None:
     assert (found.status, words in found.message) == (Status.NOT_JUDGED, True), found
 
 
+@pytest.mark.parametrize(
+    ("series", "words"),
+    [
+        ({"shortest_s": 4.0}, "a round of 4 s is too short"),
+        ({"moved_bytes": 1.0}, "less than 1 times the capacity under test"),
+        ({"values": [100.0 * 0.977**n for n in range(12)]}, "the change goes on"),
+    ],
+)
+def test_rounds_that_keep_the_rule_may_prove_nothing(series: dict[str, Any], words: str) -> None:
+    """The last five are steady in each; evidence without the series is of an older version."""
+    whole = {"values": [100.0] * 12, "shortest_s": 60.0, "moved_bytes": 1e15}
+    slope = series.get("values", whole["values"])[-5:]
+    for seen, status in ((whole, Status.PASS), (whole | series, Status.SUSPECT)):
+        rounds = {**STEADY, "steady.proof": proven(*slope), "steady.series": seen}
+        found = finding(judge(changed(healthy(), rounds), DEFAULTS), "V14")
+        assert found.status is status, found
+    assert words in found.message
+
+
 def test_a_test_that_declares_itself_is_not_judged_by_its_sample_and_says_so() -> None:
     few = changed(healthy(), {"sample.read_operations": 3})
     verdict = judge(few, Thresholds(measurement=False))

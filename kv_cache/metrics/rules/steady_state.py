@@ -9,9 +9,11 @@ from kv_cache.metrics.rules.gaps import stood_still
 from kv_cache.metrics.rules.readings import LEAST_TREND_S, on_objects, percent
 from kv_cache.metrics.steady import (
     ROUNDS,
+    AllRounds,
     Steadiness,
     backlog_grows,
     bandwidth_drifts,
+    shortfalls,
     steady_state,
 )
 
@@ -86,6 +88,11 @@ def _rounds(e: Evidence, t: Thresholds) -> Look:
             f"not steady after {count}: {'; '.join(unsteady)}; raise --max-rounds or --round, or "
             "keep others off the device"
         )
+    short = list(shortfalls(_series(e), e.number("steady.capacity_bytes"), t.rounds))
+    if short:
+        return suspect(
+            f"not steady after {count}: the last {ROUNDS} keep the rule, but {'; '.join(short)}"
+        )
     lacking = next(_lacking(e, t), None)
     fact = f"after {count} the bandwidth of the last {ROUNDS} {_spread(bandwidth, t)}"
     if lacking is not None:
@@ -133,12 +140,19 @@ def _lacking(e: Evidence, t: Thresholds) -> Iterator[str]:
         )
 
 
-def _values(e: Evidence, path: str) -> list[float]:
-    """Empty where one of them is no number."""
+def _series(e: Evidence) -> AllRounds:
+    """Return all rounds; of a result of an older version nothing is known of them."""
+    shortest_s, moved_bytes = e.numbers("steady.series", "shortest_s", "moved_bytes")
+    values = tuple(_values(e, "steady.series.values", None))
+    return AllRounds(values=values, shortest_s=shortest_s, moved_bytes=moved_bytes)
+
+
+def _values(e: Evidence, path: str, most: int | None = ROUNDS) -> list[float]:
+    """Return the last values; empty where one of them is no number."""
     listed = e.at(path)
     if not isinstance(listed, list | tuple):
         return []
-    numbers = [Evidence({"value": value}).number("value") for value in listed[-ROUNDS:]]
+    numbers = [Evidence({"value": value}).number("value") for value in listed[-(most or 0) :]]
     return [] if None in numbers else [value for value in numbers if value is not None]
 
 
