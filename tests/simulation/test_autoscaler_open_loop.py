@@ -37,6 +37,7 @@ from tests.simulation.test_virtual_time import MODEL, ONE_CLASS, SERVING
 SERVICE_S = 0.0307
 THINK_S = 4.0
 LIMIT_S = 1.0
+WORKERS = 2  # what waits at the device keeps the time that it had when it was asked for
 SLOS = parse_slos("interactive:p95<1s")
 EVEN = Lengths()
 """Each user asks every 4 s, give or take a fifth: the device serves 130 such users at once without
@@ -88,6 +89,7 @@ class Run:
     lengths: Lengths = EVEN
     mode: ScaleMode = ScaleMode.QOS
     factors: Sequence[float] = ()
+    at_s: Sequence[float] = ()  # when it has them, if not when a number has been settled on
     changed_s: list[float] = field(default_factory=list)
     decisions: list[Decision] = field(init=False)
     windows: list[Window] = field(init=False)
@@ -129,10 +131,13 @@ class Run:
             now_s, due = window.end_ns / NS_PER_S, len(self.changed_s)
             since_s = now_s - max([0.0, *(d.at_ns / NS_PER_S for d in control.decisions)])
             lasted = not self.changed_s or now_s - self.changed_s[-1] >= 200
-            if due < len(self.factors) and scaler.settled and since_s >= 20 and lasted:
+            is_time = scaler.settled and since_s >= 20 and lasted
+            if self.at_s and due < len(self.factors):
+                is_time = now_s >= self.at_s[due]
+            if due < len(self.factors) and is_time:
                 devices.factor = self.factors[due]
                 self.changed_s.append(now_s)
-            return bool(self.factors) and due == len(self.factors) and lasted
+            return bool(self.factors) and due == len(self.factors) and lasted and not self.at_s
 
         control = Control(Saturation(SaturationRules()), scaler, changes)
         simulation = Simulation(
@@ -141,9 +146,9 @@ class Run:
             Recorder(Edges(populate_end_ns=0), Meter(SLOS)),
             devices,
             signals,
-            workers=self.users,
+            workers=WORKERS,
             control=control,
-            workers_for=lambda users: users,
+            workers_for=lambda users: WORKERS,
         )
         simulation.run(start_ns=0, end_ns=seconds * NS_PER_S, drain_ns=0, progress=lambda _: None)
         self.decisions = control.decisions

@@ -37,8 +37,7 @@ class Autoscaler:
     ) -> None:
         """Users who wait for their answers (a closed loop) leave no backlog to those after them."""
         self._rules, self._mode, self._slos = rules, mode, tuple(slos)
-        shortest_limit_ns = min((slo.limit_ns for slo in slos), default=inf)
-        self._backlog = None if users_wait else Backlog(rules, shortest_limit_ns)
+        self._backlog = None if users_wait else Backlog(rules, self._slos)
         judge = QosMode if mode is ScaleMode.QOS else CapacityMode
         self._judge: QosMode | CapacityMode = judge(rules, self._backlog)
         self._longest_limit_ns = _longest_limit_ns(slos)
@@ -111,10 +110,10 @@ class Autoscaler:
         self._cooldown_windows += 1
         self._cooldown_ended += ended(window)
         shortest = self._rules.cooldown_windows
+        if self._backlog is not None:
+            self._backlog.see(window, cools=self._cooldown_windows < shortest)
         if self._cooldown_windows < shortest:
             return True
-        if self._backlog is not None:
-            self._backlog.see(window)
         if self._cooldown_windows >= _LONGEST_COOLDOWN * shortest:
             return False
         lags = window.gauges.users not in (None, self.users)
@@ -123,7 +122,8 @@ class Autoscaler:
         return lags or new or (old if self._backlog is None else self._stands(self._backlog))
 
     def _stands(self, backlog: Backlog) -> bool:
-        return self._fewer and backlog.stands(self.users) and backlog.overload() is None
+        grows = backlog.overload() is not None or backlog.sticks(self.users)
+        return self._fewer and backlog.stands(self.users) and not grows
 
     def _decide(self, order: Order, window: Window, saturation: SaturationLevel) -> Decision:
         decision = Decision(

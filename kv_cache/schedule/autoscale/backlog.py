@@ -6,16 +6,23 @@ storage serves at all.
 """
 
 from collections import deque
-from math import ceil, sqrt
+from collections.abc import Sequence
+from math import ceil, inf, sqrt
 from typing import NamedTuple
 
 from kv_cache.core.units import NS_PER_S
+from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import Window
 from kv_cache.schedule.autoscale.rules import AutoscaleRules
 from kv_cache.schedule.autoscale.window_pool import VERY_SURE, ended
 
 _SOON_SEEN = 3  # windows in which storage that became much slower shows
+_STALL = 1  # window: what stands still so long goes on as before
+_HARDLY = 0.9  # of what was there before
+_STALLED = 2.0  # times as fast
+_TOLD_BY = 10  # requests that ended, for their rate to tell how many users are served
 _MUCH_SLOWER = 0.6  # of what came was served
+_FEWEST = 0.25  # of the users, however little was served
 _GENTLE, _HASTY = 0.92, 0.5  # shares of what is served that ask while a backlog drains
 
 
@@ -46,20 +53,39 @@ class Overload(NamedTuple):
 
 
 class Backlog:
-    """Shown every window after the cooldown of a change. `shortest_limit_ns` is that of an SLO."""
+    """Shown every window, and which of them are of the cooldown of a change. `slos` of classes of
+    which no request has ended bound nothing."""
 
-    def __init__(self, rules: AutoscaleRules, shortest_limit_ns: float) -> None:
-        self._rules, self._shortest_limit_ns = rules, shortest_limit_ns
+    def __init__(self, rules: AutoscaleRules, slos: Sequence[Slo]) -> None:
+        self._rules, self._slos = rules, slos
+        self._shortest_limit_ns = inf
+        self._draining = _Moment(0, 0, 0, 0)  # since the change, for as long as something stands
+        self._drains = False
         self._moments: deque[_Moment] = deque(maxlen=rules.longest_windows)
         self._usual: float | None = None  # for each user, in the latest sample that was inside
 
     def begin_anew(self) -> None:
         self._moments.clear()
+        self._draining, self._drains = _Moment(0, 0, 0, 0), True
 
-    def see(self, window: Window) -> None:
+    def see(self, window: Window, *, cools: bool = False) -> None:
+        asks = [s.limit_ns for s in self._slos if window.classes[s.qos].ended]
+        self._shortest_limit_ns = min([self._shortest_limit_ns, *asks])
         there = window.gauges.in_flight + window.gauges.queued
         length_ns = window.end_ns - window.start_ns
-        self._moments.append(_Moment(window.submitted, ended(window), there, length_ns))
+        moment = _Moment(window.submitted, ended(window), there, length_ns)
+        if self._drains:
+            sums = (a + b for a, b in zip(self._draining, moment, strict=True))
+            self._draining, self._drains = _Moment(*sums), there > 1
+        if not cools:
+            self._moments.append(moment)
+
+    def stalled(self, overload: Overload) -> bool:
+        """Return whether what stood was served much faster than an overload said: storage stood
+        still for a moment, and is as fast as before."""
+        drained = self._draining
+        per_s = drained.ended * NS_PER_S / max(1, drained.ns)
+        return per_s > _STALLED * overload.ended / overload.seconds
 
     def was_inside(self, users: int) -> None:
         self._usual = sum(moment.there for moment in self._moments) / len(self._moments) / users
@@ -77,9 +103,17 @@ class Backlog:
         latest = list(self._moments)[len(self._moments) // 2 :]
         return min((moment.there for moment in latest), default=0) > self._allowed(users)
 
+    def sticks(self, users: int) -> bool:
+        """Return whether it stands and, in two cooldowns, has hardly become less."""
+        half = self._rules.cooldown_windows
+        if len(self._moments) < 2 * half or not self.stands(users):
+            return False
+        there = [moment.there for moment in self._moments][-2 * half :]
+        return sum(there[half:]) > _HARDLY * sum(there[:half])
+
     def overload(self) -> Overload | None:
         """Return what shows that more users ask than storage serves; None if nothing does."""
-        for windows in range(1, min(_SOON_SEEN, len(self._moments)) + 1):
+        for windows in range(1 + _STALL, min(_SOON_SEEN, len(self._moments)) + 1):
             came, served, ns = self._sums(windows)
             takes_ns = self.there * ns / served if served else float(ns)
             surely = came - served > VERY_SURE * sqrt(came + served)
@@ -91,9 +125,11 @@ class Backlog:
 
     def served_users(self, users: int, overload: Overload | None) -> int | None:
         """Return how many of the users storage serves, where it surely does not serve all: by what
-        ended since the change, or since an overload began."""
+        ended since the change, or since an overload began. A stall tells nothing of it."""
         came, served = self._each_window(overload)
         windows = len(self._moments) if overload is None else overload.windows
+        if served * windows < _TOLD_BY:
+            return None
         if (came - served) * windows <= VERY_SURE * sqrt((came + served) * windows):
             return None
         return max(self._rules.min_users, ceil(users * served / came))
@@ -108,7 +144,7 @@ class Backlog:
         least = _HASTY if served < _MUCH_SLOWER * came else _GENTLE
         stands = max(0.0, self.there - self._allowed(users))
         drains = served - stands / (3 * self._rules.cooldown_windows)
-        share = max(drains, least * min(served, came)) / came
+        share = max(drains / came, least * min(1.0, max(served / came, _FEWEST)))
         return max(self._rules.min_users, min(users, int(users * share)))
 
     def _each_window(self, overload: Overload | None) -> tuple[float, float]:

@@ -8,9 +8,10 @@ has settled, the number is held for as long as nothing shows that the limit is e
 
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from enum import StrEnum
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from kv_cache.core.kinds import Qos
 from kv_cache.metrics.window import Window
@@ -20,6 +21,8 @@ from kv_cache.schedule.autoscale.rules import AutoscaleRules, Order
 from kv_cache.schedule.autoscale.window_pool import SURE, VERY_SURE, OverShare, WindowPool
 
 _SOON = 1.0  # where a wrong answer is soon found out
+_FEW = 5  # requests that show that a number is inside, where none was and all are far from it
+_SLOWER = 0.75  # of the users who were inside are served
 _TOLERANCE = 0.05
 _MOST_PATIENCE = 8
 _FASTER = "the latest answers took less than half as long as any before"
@@ -98,6 +101,15 @@ class Bracket:
         return (self.inside + self.outside) // 2
 
 
+class _Resume(NamedTuple):
+    """Users to go on with, and what was known and how many there were before an overload."""
+
+    users: int
+    overload: Overload | None
+    bracket: Bracket
+    users_before: int
+
+
 class QosMode:
     """Judge a pool by the SLOs, move the bracket, and hold what was settled on: down at once when
     it is surely outside, up after a long time surely inside; each try that leads back doubles that
@@ -108,7 +120,8 @@ class QosMode:
         self._rules, self._backlog = rules, backlog
         self._bracket = Bracket(rules)
         self._quickest = Quickest()
-        self._resume: int | None = None  # users to go on with when the backlog is drained
+        self._inside = 0  # the latest number that was
+        self._resume: _Resume | None = None  # when the backlog is drained
         self._latest: deque[UsersVerdict | None] = deque(maxlen=rules.consecutive_samples_required)
         self._held_windows = 0
         self._held_at: int | None = None
@@ -127,16 +140,33 @@ class QosMode:
         faster = self._quickest.see(window)
         overload = None if self._backlog is None else self._backlog.overload()
         if overload is not None:
-            self._quickest.forget()
             return self._step(pool, users, UsersVerdict.OUTSIDE, str(overload), overload)
-        if self._resume is not None:
-            goes_to, self._resume = self._resume, None
-            text = f"the backlog is drained to {self._there}; goes on with {goes_to} users"
-            return self._order(pool, goes_to, text, self.standing())
+        if self._resume is not None and self._backlog is not None and self._backlog.sticks(users):
+            return self._step(
+                pool,
+                users,
+                UsersVerdict.OUTSIDE,
+                f"{self._there} requests there do not become less",
+            )
+        if self._resume is not None and (order := self._resumes(pool, users)) is not None:
+            return order
         if faster and not self._bracket.first_time:
             self._bracket.forget()
             return self._step(pool, users, UsersVerdict.INSIDE, _FASTER)
         return None
+
+    def _resumes(self, pool: WindowPool, users: int) -> Order | None:
+        """Go on with what was to be tried; where an overload was a stall, with what was before."""
+        resume, self._resume = self._resume, None
+        assert resume is not None
+        assert self._backlog is not None
+        goes_to, text = resume.users, f"the backlog is drained to {self._there}"
+        if resume.overload is not None and self._backlog.stalled(resume.overload):
+            self._bracket, goes_to = resume.bracket, resume.users_before
+            text = "storage had only stood still"
+        if goes_to == users:
+            return None
+        return self._order(pool, goes_to, f"{text}; goes on with {goes_to} users", self.standing())
 
     @property
     def _there(self) -> int:
@@ -180,7 +210,8 @@ class QosMode:
         shares = pool.shares()
         if _surely_above(shares, 2 * target if short and not first else target, VERY_SURE):
             return UsersVerdict.OUTSIDE
-        if first and shares and all(share.easy for share in shares):
+        lowest = self._bracket.inside is None and all(s.ended >= _FEW for s in shares)
+        if (first or lowest) and shares and all(share.easy for share in shares):
             return UsersVerdict.INSIDE
         judged = [share for share in shares if share.enough]
         silent = _classes(shares) - _classes(judged)
@@ -203,13 +234,16 @@ class QosMode:
         overload: Overload | None = None,
     ) -> Order | None:
         """`why`: what is plain whatever the shares are."""
-        before, shares = self.standing(), pool.shares()
+        before, bracket, shares = self.standing(), copy(self._bracket), pool.shares()
         plain = why is not None or self._plain(verdict, pool)
         easy, served = why == _FASTER or not any(share.over for share in shares), None
         if self._backlog is not None and verdict is UsersVerdict.OUTSIDE:
             served = self._backlog.served_users(users, overload)
+            if overload is not None and served is not None and served < _SLOWER * self._inside:
+                self._quickest.forget()  # it is not that there are more users
         elif self._backlog is not None:
             self._backlog.was_inside(users)
+            self._inside = users
         goes_to = self._bracket.after(users, verdict, plain=plain, easy=easy, served=served)
         self._latest.clear()
         if self._bracket.settled:
@@ -222,7 +256,9 @@ class QosMode:
             drains = self._backlog.draining_users(users, overload)
             if drains < goes_to:
                 text += f", after {drains} users have drained the {self._there} requests there"
-                self._resume, goes_to = goes_to, drains
+            if drains < goes_to or overload is not None:
+                self._resume = _Resume(goes_to, overload, bracket, users)
+                goes_to = min(goes_to, drains)
         if goes_to == users:
             return None
         return self._order(pool, goes_to, text, before, verdict, why)

@@ -5,14 +5,14 @@ from math import inf
 from kv_cache.metrics.window import Window
 from kv_cache.schedule.autoscale.window_pool import ended
 
-_REQUESTS = 8  # of one look
-_FASTER = 0.4  # of the shortest so far
+_REQUESTS = 5  # of one look
+_FASTER = 0.5  # of the shortest so far
 _LOOKS = 2  # in a row
-_KNOWN = 20  # looks that tell what the shortest is
+_KNOWN = 10  # looks that tell what the shortest is
 
 
 class Quickest:
-    """Neighbouring windows with at least 8 requests are a look: its p95 is that of the slowest
+    """Neighbouring windows with at least 5 requests are a look: its p95 is that of the slowest
     class in the slowest window."""
 
     def __init__(self) -> None:
