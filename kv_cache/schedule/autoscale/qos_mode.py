@@ -157,9 +157,12 @@ class QosMode:
 
     def _resumes(self, pool: WindowPool, users: int) -> Order | None:
         """Go on with what was to be tried; where an overload was a stall, with what was before."""
-        resume, self._resume = self._resume, None
+        resume = self._resume
         assert resume is not None
         assert self._backlog is not None
+        if self._backlog.stands(users):
+            return None
+        self._resume = None
         goes_to, text = resume.users, f"the backlog is drained to {self._there}"
         if resume.overload is not None and self._backlog.stalled(resume.overload):
             self._bracket, goes_to = resume.bracket, resume.users_before
@@ -175,6 +178,8 @@ class QosMode:
     def judge(self, pool: WindowPool, users: int, stuck: bool) -> Order | None:
         """Judge a pool at the end of a sample; `stuck`: nothing ends that should have long ago."""
         held = self._bracket.settled
+        if self._resume is not None:
+            return None
         if held:
             self._held_windows += self._rules.windows_per_sample
         verdict = UsersVerdict.OUTSIDE if stuck else self._verdict(pool)
