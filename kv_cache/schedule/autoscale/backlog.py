@@ -104,8 +104,8 @@ class Backlog:
         return min((moment.there for moment in latest), default=0) > self._allowed(users)
 
     def sticks(self, users: int) -> bool:
-        """Return whether it stands and, in two cooldowns, has hardly become less."""
-        half = self._rules.cooldown_windows
+        """Return whether it stands and, in four cooldowns, has hardly become less."""
+        half = 2 * self._rules.cooldown_windows
         if len(self._moments) < 2 * half or not self.stands(users):
             return False
         there = [moment.there for moment in self._moments][-2 * half :]

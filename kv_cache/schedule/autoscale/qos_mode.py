@@ -297,11 +297,14 @@ class QosMode:
 
     def _plain(self, verdict: UsersVerdict, pool: WindowPool) -> bool:
         """Return whether pressure is surely less than half of the goal, or more than twice as
-        much. In an open loop there is hardly any up to the limit, however near that is."""
+        much. In an open loop it tells nothing of the distance: there is hardly any below the limit,
+        and all that is allowed above it."""
+        if self._backlog is not None:
+            return False
         target, shares = self._rules.target_saturation, pool.shares()
         if verdict is UsersVerdict.OUTSIDE:
             return _surely_above(shares, 2 * target, SURE)
-        return self._backlog is None and _surely_below(shares, target / 2, SURE)
+        return _surely_below(shares, target / 2, SURE)
 
     def _settle(self, users: int) -> None:
         """Coming back to where it was before is a reason to try less often."""
