@@ -81,8 +81,8 @@ class Changing(Devices):
 @dataclass(slots=True, eq=False)
 class Run:
     """One autoscaled run of an open loop, from `users` on. The device has the next of the `factors`
-    when a number has been settled on and looked at for 20 windows, and the last has been there for
-    200; 200 after the last of them it ends."""
+    when a number has been settled on and looked at for 20 windows, hardly anybody waits, and the
+    last has been there for 200; 200 after the last of them it ends."""
 
     users: int
     seed: int = 1
@@ -131,7 +131,8 @@ class Run:
             now_s, due = window.end_ns / NS_PER_S, len(self.changed_s)
             since_s = now_s - max([0.0, *(d.at_ns / NS_PER_S for d in control.decisions)])
             lasted = not self.changed_s or now_s - self.changed_s[-1] >= 200
-            is_time = scaler.settled and since_s >= 20 and lasted
+            there = window.gauges.in_flight + window.gauges.queued
+            is_time = scaler.settled and since_s >= 20 and lasted and there <= 3
             if self.at_s and due < len(self.factors):
                 is_time = now_s >= self.at_s[due]
             if due < len(self.factors) and is_time:
