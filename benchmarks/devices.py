@@ -3,6 +3,7 @@
     with ram_directory(gib=4) as directory: …                     ext4 on a loop device in RAM
     with throttled_directory(200_000_000, gib=4) as directory: …  the same behind a rate limit
     with throttled_file(200_000_000, gib=4) as path: …            one file behind a rate limit
+    with changing_directory(200_000_000, gib=4) as device: device.set_rate(70_000_000)
     with faulty_directory(gib=1) as faults: faults.break_(); …; faults.mend()
 
 Everything that a device consists of (backing file, sockets, process ids, mount points) lies in one
@@ -127,6 +128,28 @@ def throttled_file(bytes_per_s: int, gib: float) -> Iterator[Path]:
         ]  # fmt: skip
         _start(work, "qemu", command, lambda: _mounted(exported))
         yield exported
+
+
+class Throttle:
+    """A directory on a device whose rate can be set while it is used."""
+
+    def __init__(self, path: Path, rate: Path) -> None:
+        self.path = path
+        self._rate = rate
+
+    def set_rate(self, bytes_per_s: int) -> None:
+        new = self._rate.with_suffix(".new")
+        new.write_text(f"{8 * bytes_per_s}\n")
+        new.rename(self._rate)
+
+
+@contextmanager
+def changing_directory(bytes_per_s: int, gib: float) -> Iterator[Throttle]:
+    """A directory on a device that has this rate at first."""
+    with _work(gib, NBD_TOOLS) as work:
+        rate = work / "rate"
+        options = [f"rate={8 * bytes_per_s}", f"burstiness={BURST_S:f}", f"rate-file={rate}"]
+        yield Throttle(_file_system(work, _network_block_device(work, ["rate"], options)), rate)
 
 
 class Faults:

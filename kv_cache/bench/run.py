@@ -125,6 +125,7 @@ class RealRun(RunState):
             recorder=self.recorder,
             submitted=self.intake.submitted,
             longest_queue=self.intake.longest_queue,
+            out_of_turn=self.intake.out_of_turn if self.intake.has_order else None,
             offered_forgotten=self.intake.offered.forgotten,
             tiers=tier_facts(self.world, stores),
             dropped_last_copies=self.world.cache.dropped_last_copies,

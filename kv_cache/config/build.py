@@ -252,7 +252,8 @@ def _autoscaler(config: Config, slos: Sequence[Slo]) -> Autoscaler | None:
         return None
     rules = same_fields(AutoscaleRules, scaler)
     mode = ScaleMode.CAPACITY if scaler.mode == "capacity" else ScaleMode.QOS
-    return Autoscaler(rules, mode, slos, config.run.num_users)
+    closed = config.arrival.mode == "closed"
+    return Autoscaler(rules, mode, slos, config.run.num_users, users_wait=closed)
 
 
 def endless(config: Config) -> Config:

@@ -36,6 +36,7 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     recorder: Recorder
     submitted: int
     longest_queue: int
+    out_of_turn: int | None = None  # served before one that came earlier; None without priorities
     tiers: Sequence[TierFacts]
     dropped_last_copies: int
     dropped_stores: int

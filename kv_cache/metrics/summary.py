@@ -30,6 +30,10 @@ DRIVE_CACHE_BYTES = 64 * GIB
 """Below this much on storage a result says that a drive may have answered from its own cache:
 drives have up to a few GiB of memory, and tens of GiB of flash that is written as SLC."""
 
+DECISIVE_SHARE = 0.01
+"""Of the requests; where fewer were served out of turn, a result says that priorities decided
+nothing."""
+
 _NOT_FAILURES = {"queue-full", "window-closed", "drain-ended"}
 
 
@@ -194,7 +198,21 @@ def notes(outcome: RunOutcome) -> list[str]:
         notes.append("no request completed inside the window")
     if outcome.kept_in is not None:
         notes.append(f"the cache files were kept in {outcome.kept_in}")
+    notes.extend(_without_order(outcome))
     return [*notes, *outcome.warnings, *_within_drive_cache(outcome)]
+
+
+def _without_order(outcome: RunOutcome) -> Iterator[str]:
+    """Say that classes were served as they came, whatever their priorities."""
+    count, whole = outcome.out_of_turn, outcome.submitted
+    if count is None or count >= DECISIVE_SHARE * whole:
+        return
+    yield (
+        f"QoS priorities decided {'next to nothing' if count else 'nothing'}: {count} of {whole} "
+        "requests were served before one that had come earlier, as the others waited for no worker "
+        "behind another class; classes wait for each other where schedule.workers is less than "
+        "what is asked at once"
+    )
 
 
 def _within_drive_cache(outcome: RunOutcome) -> Iterator[str]:

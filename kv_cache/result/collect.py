@@ -227,6 +227,7 @@ def _requests(outcome: RunOutcome) -> RequestAccounts:
     return RequestAccounts(
         **{name: accounts[name] for name in names},
         longest_queue=outcome.longest_queue,
+        out_of_turn=outcome.out_of_turn,
         errors=dict(outcome.recorder.request_errors),
     )
 

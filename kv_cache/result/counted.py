@@ -103,7 +103,8 @@ class Classes(Struct, frozen=True, kw_only=True, dict=True):
 
 
 class RequestAccounts(Struct, frozen=True, kw_only=True):
-    """Where the submitted requests ended."""
+    """Where the submitted requests ended. `out_of_turn` of them were served before one that came
+    earlier: None where priorities did not differ, unset in results of earlier versions."""
 
     submitted: Count
     failed: Count
@@ -115,6 +116,7 @@ class RequestAccounts(Struct, frozen=True, kw_only=True):
     unfinished_abandoned: Count
     longest_queue: Count
     errors: dict[str, Count]
+    out_of_turn: Count | UnsetType | None = UNSET
 
     @property
     def completed(self) -> int:

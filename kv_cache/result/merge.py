@@ -69,7 +69,7 @@ def nothing() -> MergeableCounts:
         if field.name.startswith("histogram_")
     }
     return MergeableCounts(
-        requests=zeros(RequestAccounts, errors={}),
+        requests=zeros(RequestAccounts, errors={}, out_of_turn=None),
         measured=Classes(**{qos.value: zeros(RequestCounts, **histograms) for qos in Qos}),
         reuse=zeros(ReuseCounts, offered_is_exact=True),
         tiers={},
@@ -125,8 +125,11 @@ def _grouped(
 def _requests(several: Sequence[RequestAccounts]) -> RequestAccounts:
     """Return the longest queue is the longest of any run."""
     errors = added(accounts.errors for accounts in several)
+    turns = [accounts.out_of_turn for accounts in several]
+    known = [count for count in turns if isinstance(count, int)]
     return replace(
-        pooled(several),
+        pooled([replace(accounts, out_of_turn=UNSET) for accounts in several]),
+        out_of_turn=UNSET if UNSET in turns else sum(known) if known else None,
         longest_queue=max(accounts.longest_queue for accounts in several),
         errors=dict(sorted(errors.items())),
     )

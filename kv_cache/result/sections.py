@@ -60,11 +60,16 @@ def body(runs: Sequence[CountedRun]) -> dict[str, Any]:
 
 
 def request_accounts(requests: RequestAccounts) -> dict[str, Any]:
-    return {
+    accounts = {
         **asdict(requests),
         "completed": requests.completed,
         "unfinished": requests.unfinished,
     }
+    count = accounts.pop("out_of_turn")
+    if count is UNSET:
+        return accounts
+    share = None if count is None or not requests.submitted else count / requests.submitted
+    return {**accounts, "out_of_turn": count, "out_of_turn_share": share}
 
 
 def operation_row(row: OperationRow) -> dict[str, Any]:

@@ -51,6 +51,16 @@ class Intake:
         self.longest_queue = 0
         self.rejected: list[Queued] = []
 
+    @property
+    def out_of_turn(self) -> int:
+        """Requests that were served before one that had come earlier."""
+        return self._queue.out_of_turn
+
+    @property
+    def has_order(self) -> bool:
+        """Whether requests came whose priorities differ."""
+        return self._queue.has_order
+
     def begin(self, now_ns: int) -> None:
         """The source's time 0 is now: what came before (allocating, populating) is not late."""
         self._origin_ns = now_ns
@@ -134,10 +144,7 @@ class Intake:
     def close(self) -> list[Queued]:
         """No more arrivals and no more service; what still waited is returned."""
         self._closed = True
-        waiting = []
-        while (queued := self._queue.pop()) is not None:
-            waiting.append(queued)
-        return waiting
+        return self._queue.drain()
 
     def _pop(self, now_ns: int) -> Request:
         due_ns = None if self._source.on_demand else self._source.next_ns()

@@ -208,6 +208,7 @@ def simulate(
         recorder=recorder,
         submitted=intake.submitted,
         longest_queue=intake.longest_queue,
+        out_of_turn=intake.out_of_turn if intake.has_order else None,
         offered_forgotten=intake.offered.forgotten,
         tiers=tier_facts(world, modelled.describe()),
         dropped_last_copies=world.cache.dropped_last_copies,

@@ -7,6 +7,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
@@ -274,18 +275,18 @@ def test_users_grow_after_the_cooldown_when_two_samples_are_inside() -> None:
     driver = qos(10)
     assert driver.show(seconds=9) is None
     decision = driver.show()
-    assert (decision.action, decision.users_before, decision.users) == (Action.UP, 10, 12)
+    assert (decision.action, decision.users_before, decision.users) == (Action.UP, 10, 20)
     assert decision.at_ns == 10 * NS_PER_S
-    assert driver.scaler.users == 12
+    assert driver.scaler.users == 20
 
 
 def test_each_number_of_the_rules_is_obeyed() -> None:
     driver = qos(
         10, cooldown_samples=2, windows_per_sample=5, consecutive_samples_required=3,
-        scale_up_factor=2.0,
+        scale_up_factor=3.0,
     )  # fmt: skip
     assert driver.show(seconds=24) is None
-    assert driver.show().users == 20
+    assert driver.show().users == 30
 
 
 def test_users_become_fewer_when_two_samples_are_plainly_outside() -> None:
@@ -301,6 +302,20 @@ def test_the_target_is_the_share_of_what_is_allowed_that_is_used() -> None:
     for target, action in ((1.0, Action.UP), (0.8, Action.DOWN)):
         decision = qos(100, target_saturation=target).show(seconds=80, over=4, ended=90)
         assert decision.action is action
+
+
+def test_users_double_while_nothing_misses_and_grow_by_the_factor_where_something_does() -> None:
+    assert qos(10).show(seconds=10).users == 20
+    assert qos(10).show(seconds=10, over=1).users == 12
+
+
+def test_five_requests_far_from_their_limit_are_proof_enough_for_one_user() -> None:
+    """No 96 of them, which would take a user minutes."""
+    for highest_ms, users in ((LIMIT_NS // NS_PER_MS // 2, 2), (LIMIT_NS // NS_PER_MS, None)):
+        latency = replace(NO_LATENCY, count=1, highest_ns=highest_ms * NS_PER_MS)
+        seen = {Qos.INTERACTIVE: replace(of_class(1), response=latency)}
+        decision = qos(1).show(seconds=10, classes=seen)
+        assert (None if decision is None else decision.users) == users
 
 
 def test_too_few_requests_decide_nothing() -> None:
@@ -375,7 +390,7 @@ def test_storage_that_is_saturated_does_not_stop_growth_but_is_told() -> None:
 def settled(inside_over: int = 0) -> Driver:
     """100 users are inside, 105 are not."""
     driver = qos(100, scale_up_factor=1.05)
-    assert driver.show(seconds=10).users == 105
+    assert driver.show(seconds=10, over=1).users == 105
     assert driver.show(seconds=40, over=20).users == 100
     assert driver.show(seconds=70 if inside_over else 40, over=inside_over) is None
     assert driver.scaler.settled
@@ -459,13 +474,13 @@ def carry(driver: Driver, most: int, seconds: int = 5000) -> list[Decision]:
     return decisions
 
 
-def test_capacity_grows_to_the_peak_and_stops_there() -> None:
+def test_capacity_doubles_to_the_peak_looks_beyond_it_and_stops_there() -> None:
     driver = capacity(100)
     decisions = carry(driver, 1000)
-    assert [d.action for d in decisions[:-1]] == [Action.UP] * (len(decisions) - 1)
+    assert [d.users for d in decisions[:-1]] == [200, 400, 800, 1600, 1000, 1200, 1440]
     stop = decisions[-1]
     assert (stop.action, driver.scaler.stopped) == (Action.STOP, True)
-    assert 1000 <= stop.users < 1200 * 1.2
+    assert stop.users == 1000
     assert stop.evidence["peak"] == {
         "users": stop.users, "per_s": pytest.approx(10_000), "unit": "output tokens/s"
     }  # fmt: skip
@@ -503,7 +518,7 @@ def test_a_decision_has_what_the_references_row_needs() -> None:
     decision = qos(10).show(seconds=10, ops=reads(5, 3.0))
     row = decision_row(decision)
     assert orjson.loads(orjson.dumps(row)) == row
-    assert (row["mode"], row["action"], row["users"]) == ("qos", "scale_up", 12)
+    assert (row["mode"], row["action"], row["users"]) == ("qos", "scale_up", 20)
     evidence = row["evidence"]
     assert evidence["read_p95_ms"] == pytest.approx(3)
     assert evidence["write_p95_ms"] is None

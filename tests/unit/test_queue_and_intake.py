@@ -81,6 +81,24 @@ def popped(queue: QosQueue) -> list[int]:
     return found
 
 
+@given(st.lists(st.tuples(st.sampled_from(Qos), st.booleans()), max_size=60))
+def test_requests_that_are_served_before_one_that_came_earlier_are_counted(
+    steps: list[tuple[Qos, bool]],
+) -> None:
+    queue, waiting, out_of_turn = QosQueue(AGEING), list[int](), 0
+    for number, (qos, serves) in enumerate(steps):
+        queue.push(asked(number, qos), number)
+        waiting.append(number)
+        if serves and (queued := queue.pop()) is not None:
+            out_of_turn += queued.request.request_id != waiting[0]
+            waiting.remove(queued.request.request_id)
+        assert queue.oldest_ns() == (waiting[0] if waiting else None)
+    assert queue.out_of_turn == out_of_turn
+    assert queue.has_order == (len({qos for qos, _ in steps}) > 1)
+    assert sorted(queued.request.request_id for queued in queue.drain()) == waiting
+    assert (len(queue), queue.out_of_turn) == (0, out_of_turn)
+
+
 # --- the queue -----------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from kv_cache.core.kinds import Phase, Qos
 from kv_cache.core.units import ns_to_s
 from kv_cache.metrics.slo import Slo
 from kv_cache.metrics.window import SaturationLevel, Window
+from kv_cache.schedule.autoscale.backlog import Backlog
 from kv_cache.schedule.autoscale.capacity_mode import CapacityMode
 from kv_cache.schedule.autoscale.qos_mode import QosMode
 from kv_cache.schedule.autoscale.rules import Action, AutoscaleRules, Decision, Order, ScaleMode
@@ -26,12 +27,22 @@ class Autoscaler:
     to stop. `users` is their number after its latest decision."""
 
     def __init__(
-        self, rules: AutoscaleRules, mode: ScaleMode, slos: Sequence[Slo], users: int
+        self,
+        rules: AutoscaleRules,
+        mode: ScaleMode,
+        slos: Sequence[Slo],
+        users: int,
+        *,
+        users_wait: bool = True,
     ) -> None:
+        """Users who wait for their answers (a closed loop) leave no backlog to those after them."""
         self._rules, self._mode, self._slos = rules, mode, tuple(slos)
-        self._judge = QosMode(rules) if mode is ScaleMode.QOS else CapacityMode(rules)
+        self._backlog = None if users_wait else Backlog(rules, self._slos)
+        judge = QosMode if mode is ScaleMode.QOS else CapacityMode
+        self._judge: QosMode | CapacityMode = judge(rules, self._backlog)
         self._longest_limit_ns = _longest_limit_ns(slos)
         self._inside = 0  # requests that wait or are served at the latest tick
+        self._fewer = False  # the latest change made them
         self._silent_windows = 0
         self._silent_since_ns = 0
         self._cooling = True
@@ -48,10 +59,12 @@ class Autoscaler:
         if self._cooling:
             self._cooling = self._cools(window)
             return None
+        if self._backlog is not None:
+            self._backlog.see(window)
         self._pool.add(window)
-        if self._pool.windows % self._rules.windows_per_sample:
-            return None
-        order = self._judge.judge(self._pool, self.users, self._stuck(window))
+        order = self._judge.at_once(self._pool, self.users, window)
+        if order is None and not self._pool.windows % self._rules.windows_per_sample:
+            order = self._judge.judge(self._pool, self.users, self._stuck(window))
         return None if order is None else self._decide(order, window, saturation)
 
     @property
@@ -69,6 +82,8 @@ class Autoscaler:
         self._pool = WindowPool(self._slos)
         self._cooldown_windows = self._cooldown_ended = 0
         self._cooling = True
+        if self._backlog is not None:
+            self._backlog.begin_anew()
 
     def _watch(self, window: Window) -> None:
         """Follow for how long nothing has ended though requests were there all the time."""
@@ -87,13 +102,16 @@ class Autoscaler:
 
     def _cools(self, window: Window) -> bool:
         """Return whether this window still shows the load before the change: the cooldown is not
-        over, users who are to go are still there, a request waits since before it, or fewer
-        requests have ended than there are users, so that some have not asked yet."""
+        over, users who are to go are still there, a request waits since before it, or a backlog
+        that was left stands and does not grow, or fewer requests have ended than there are users,
+        so that some have not asked yet."""
         if self._changed_ns is None:
             self._changed_ns = window.start_ns
         self._cooldown_windows += 1
         self._cooldown_ended += ended(window)
         shortest = self._rules.cooldown_windows
+        if self._backlog is not None:
+            self._backlog.see(window, cools=self._cooldown_windows < shortest)
         if self._cooldown_windows < shortest:
             return True
         if self._cooldown_windows >= _LONGEST_COOLDOWN * shortest:
@@ -101,7 +119,11 @@ class Autoscaler:
         lags = window.gauges.users not in (None, self.users)
         old = window.gauges.oldest_queued_ns > window.end_ns - self._changed_ns
         new = self._cooldown_ended < self.users and not self._stuck(window)
-        return lags or old or new
+        return lags or new or (old if self._backlog is None else self._stands(self._backlog))
+
+    def _stands(self, backlog: Backlog) -> bool:
+        grows = backlog.overload() is not None or backlog.sticks(self.users)
+        return self._fewer and backlog.stands(self.users) and not grows
 
     def _decide(self, order: Order, window: Window, saturation: SaturationLevel) -> Decision:
         decision = Decision(
@@ -119,6 +141,7 @@ class Autoscaler:
                 **order.evidence,
             },
         )
+        self._fewer = order.users < self.users
         self.users, self.stopped = order.users, order.stops
         self._begin_anew(window.end_ns)
         return decision

@@ -7,11 +7,16 @@ from typing import Any
 
 from msgspec import Struct
 
+from kv_cache.metrics.window import Window
+from kv_cache.schedule.autoscale.backlog import Backlog
 from kv_cache.schedule.autoscale.rules import AutoscaleRules, Order
 from kv_cache.schedule.autoscale.window_pool import SURE, VERY_SURE, Ratio, Unit, WindowPool
 
 _LEAST_GAIN = 0.01
 _FINE_ERROR = 0.02
+_FAIR_ERROR = 0.03  # with it, a tenth more or less is seen
+_ROUGH_ERROR = 0.1  # with it, twice as much is seen
+_IN_PROPORTION = 0.75  # of the gain in users came back as throughput
 _MISSES = 2
 
 
@@ -23,15 +28,17 @@ class Peak(Struct, frozen=True, kw_only=True):
 
 
 class CapacityMode:
-    """Go up, for as long as it is worth it. If going up from the first number brings nothing, go
+    """Go up, for as long as it is worth it: double while throughput grows in proportion, then go on
+    by the factor from where proportion ended. If going up from the first number brings nothing, go
     down: more users than a cache has room for may cost throughput."""
 
-    def __init__(self, rules: AutoscaleRules) -> None:
-        self._rules = rules
+    def __init__(self, rules: AutoscaleRules, backlog: Backlog | None = None) -> None:
+        """`backlog`: of an open loop."""
+        self._rules, self._backlog = rules, backlog
         self._unit: Unit | None = None
         self._best: Peak | None = None
         self._misses = 0
-        self._grows = True
+        self._grows = self._doubles = True
         self._improved = False
 
     @property
@@ -41,17 +48,33 @@ class CapacityMode:
     def standing(self) -> dict[str, Any]:
         return {"peak": self._peak()}
 
+    def at_once(self, pool: WindowPool, users: int, window: Window) -> Order | None:
+        """Nothing is decided by one window."""
+        return None
+
     def judge(self, pool: WindowPool, users: int, stuck: bool) -> Order | None:
         self._unit = self._unit or pool.unit()
         if self._unit is None or pool.windows < self._rules.least_windows:
             return None
         here, best = Peak(users=users, rate=pool.rate(self._unit)), self._best
+        keeps_up = self._backlog is not None and not self._backlog.grows(users)
         short, long = self._rules.is_short(pool.windows), self._rules.is_long(pool.windows)
         if best is None:
-            known = long or (not short and _relative(here.rate) <= _FINE_ERROR)
+            known = long or keeps_up or _relative(here.rate) <= _ROUGH_ERROR
             return self._first(here) if known else None
         gain, noise = _gain(here.rate, best.rate)
-        if gain > max(_LEAST_GAIN, (VERY_SURE if short else SURE) * noise):
+        better = gain > max(_LEAST_GAIN, (VERY_SURE if short else SURE) * noise)
+        if self._doubles:
+            if keeps_up:  # what is asked for is served: that is in proportion, however few came
+                return self._doubled(
+                    here, best, max(gain, here.users / best.users - 1), noise, long
+                )
+            rough = not long and _relative(here.rate) > _ROUGH_ERROR
+            none = not better and short
+            return None if rough or none else self._doubled(here, best, gain, noise, long)
+        if better:
+            if not long and _relative(here.rate) > _FAIR_ERROR:
+                return None
             self._best, self._misses, self._improved = here, 0, True
         elif short:
             return None
@@ -59,6 +82,25 @@ class CapacityMode:
             self._misses += 1
         elif not long:
             return None
+        return self._step(here, best, gain, noise)
+
+    def _doubled(
+        self, here: Peak, best: Peak, gain: float, noise: float, long: bool
+    ) -> Order | None:
+        """Go on where throughput grew in proportion. Where it did not, go to where it would have,
+        had it grown so up to what there is now."""
+        proportion = _IN_PROPORTION * (here.users / best.users - 1)
+        if gain < proportion <= gain + noise and not long:
+            return None
+        self._doubles = gain >= proportion
+        goes_to = max(int(best.users * (1 + gain)), self._rules.more(best.users))
+        if not self._doubles and goes_to < here.users:
+            comparison = _comparison(best, gain, noise)
+            return self._order(here, goes_to, comparison, {"gain": gain, "noise": noise})
+        if self._doubles or gain > max(_LEAST_GAIN, SURE * noise):
+            self._best, self._misses, self._improved = here, 0, True
+        else:
+            self._misses += 1
         return self._step(here, best, gain, noise)
 
     def _peak(self) -> dict[str, Any] | None:
@@ -72,14 +114,14 @@ class CapacityMode:
         return self._order(here, self._next(here.users), "the first measured", {})
 
     def _step(self, here: Peak, best: Peak, gain: float, noise: float) -> Order:
-        comparison = f"{100 * gain:+.1f} % against {best.users} users (noise {100 * noise:.1f} %)"
-        goes_to = self._next(here.users)
+        comparison, goes_to = _comparison(best, gain, noise), self._next(here.users)
         return self._order(here, goes_to, comparison, {"gain": gain, "noise": noise})
 
     def _next(self, users: int) -> int | None:
         """Return what to try; None where the peak is known."""
         assert self._best is not None
-        goes_to = self._rules.more(users) if self._grows else self._rules.fewer(users)
+        more = self._rules.more(users, doubles=self._doubles)
+        goes_to = more if self._grows else self._rules.fewer(users)
         if self._misses < _MISSES and goes_to != users:
             return goes_to
         if not self._grows or self._improved:
@@ -114,6 +156,10 @@ class CapacityMode:
             },
             stops=goes_to is None,
         )
+
+
+def _comparison(best: Peak, gain: float, noise: float) -> str:
+    return f"{100 * gain:+.1f} % against {best.users} users (noise {100 * noise:.1f} %)"
 
 
 def _relative(rate: Ratio) -> float:

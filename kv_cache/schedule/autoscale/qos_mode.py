@@ -8,17 +8,25 @@ has settled, the number is held for as long as nothing shows that the limit is e
 
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from enum import StrEnum
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from kv_cache.core.kinds import Qos
+from kv_cache.metrics.window import Window
+from kv_cache.schedule.autoscale.backlog import Backlog, Overload
+from kv_cache.schedule.autoscale.quickest import Quickest
 from kv_cache.schedule.autoscale.rules import AutoscaleRules, Order
 from kv_cache.schedule.autoscale.window_pool import SURE, VERY_SURE, OverShare, WindowPool
 
 _SOON = 1.0  # where a wrong answer is soon found out
+_FEW = 5  # requests that show that a number is inside, where none was and all are far from it
+_SLOWER = 0.75  # of the users who were inside are served
 _TOLERANCE = 0.05
 _MOST_PATIENCE = 8
+_FASTER = "the latest answers took less than half as long as any before"
+_STUCK = "no request ends, and some have been there for longer than any limit"
 
 
 class UsersVerdict(StrEnum):
@@ -49,28 +57,43 @@ class Bracket:
         """Whether nothing was outside yet, and nothing was settled on."""
         return self.outside is None and self._stride == inf
 
-    def after(self, users: int, verdict: UsersVerdict, *, plain: bool) -> int:
+    def after(
+        self,
+        users: int,
+        verdict: UsersVerdict,
+        *,
+        plain: bool,
+        easy: bool = False,
+        served: int | None = None,
+    ) -> int:
         """Return the number of users to try after this verdict on `users`; the same number to
-        stay."""
-        if self.settled:
+        stay. `easy`: no request missed an SLO. `served`: no more users than these are served."""
+        held, soon = self.settled, self.first_time
+        if held:
             self.settled, self._stride = False, _TOLERANCE
             self.inside = self.outside = None
-        soon = self.first_time
-        self._stride *= 2 if plain else 1
+        if plain and not (held and verdict is UsersVerdict.INSIDE):
+            self._stride *= 2
         if verdict is UsersVerdict.OUTSIDE:
-            self.outside = users
-            self.inside = None if self.inside == users else self.inside
+            users = self.outside = users if served is None else min(users, served)
+            if self.inside is not None and self.inside >= users:
+                self.inside = None
         else:
             self.inside, self._soon = users, soon
-        goes_to = self._next(users)
+        goes_to = self._next(users, doubles=soon and easy)
         self.settled = self.settled or goes_to == users
         return goes_to
 
-    def _next(self, users: int) -> int:
+    def forget(self) -> None:
+        """Storage has become faster: nothing is known of it."""
+        self.inside = self.outside = None
+        self._stride, self._soon, self.settled = inf, False, False
+
+    def _next(self, users: int, *, doubles: bool) -> int:
         if self.inside is None:
             return self._rules.fewer(users, self._stride)
         if self.outside is None:
-            return self._rules.more(users, self._stride)
+            return self._rules.more(users, self._stride, doubles=doubles)
         if self.outside - self.inside <= max(1, _TOLERANCE * self.inside):
             self.settled = not self._soon
             self._stride = _TOLERANCE
@@ -78,14 +101,27 @@ class Bracket:
         return (self.inside + self.outside) // 2
 
 
+class _Resume(NamedTuple):
+    """Users to go on with, and what was known and how many there were before an overload."""
+
+    users: int
+    overload: Overload | None
+    bracket: Bracket
+    users_before: int
+
+
 class QosMode:
     """Judge a pool by the SLOs, move the bracket, and hold what was settled on: down at once when
     it is surely outside, up after a long time surely inside; each try that leads back doubles that
     time, up to 8 times."""
 
-    def __init__(self, rules: AutoscaleRules) -> None:
-        self._rules = rules
+    def __init__(self, rules: AutoscaleRules, backlog: Backlog | None = None) -> None:
+        """`backlog`: of an open loop."""
+        self._rules, self._backlog = rules, backlog
         self._bracket = Bracket(rules)
+        self._quickest = Quickest()
+        self._inside = 0  # the latest number that was
+        self._resume: _Resume | None = None  # when the backlog is drained
         self._latest: deque[UsersVerdict | None] = deque(maxlen=rules.consecutive_samples_required)
         self._held_windows = 0
         self._held_at: int | None = None
@@ -95,27 +131,80 @@ class QosMode:
     def settled(self) -> bool:
         return self._bracket.settled
 
-    def standing(self) -> dict[str, Any]:
+    def standing(self) -> dict[str, int | None]:
         return {"inside": self._bracket.inside, "outside": self._bracket.outside}
+
+    def at_once(self, pool: WindowPool, users: int, window: Window) -> Order | None:
+        """Return what cannot wait for a sample: storage that serves much less than is asked, or
+        answers much faster than ever, and to go on when a backlog is drained."""
+        faster = self._quickest.see(window)
+        overload = None if self._backlog is None else self._backlog.overload()
+        if overload is not None:
+            return self._step(pool, users, UsersVerdict.OUTSIDE, str(overload), overload)
+        if self._resume is not None and self._backlog is not None and self._backlog.sticks(users):
+            return self._step(
+                pool,
+                users,
+                UsersVerdict.OUTSIDE,
+                f"{self._there} requests there do not become less",
+            )
+        if self._resume is not None and (order := self._resumes(pool, users)) is not None:
+            return order
+        if faster and not self._bracket.first_time:
+            self._bracket.forget()
+            return self._step(pool, users, UsersVerdict.INSIDE, _FASTER)
+        return None
+
+    def _resumes(self, pool: WindowPool, users: int) -> Order | None:
+        """Go on with what was to be tried; where an overload was a stall, with what was before."""
+        resume = self._resume
+        assert resume is not None
+        assert self._backlog is not None
+        if self._backlog.stands(users):
+            return None
+        self._resume = None
+        goes_to, text = resume.users, f"the backlog is drained to {self._there}"
+        if resume.overload is not None and self._backlog.stalled(resume.overload):
+            self._bracket, goes_to = resume.bracket, resume.users_before
+            text = "storage had only stood still"
+        if goes_to == users:
+            return None
+        return self._order(pool, goes_to, f"{text}; goes on with {goes_to} users", self.standing())
+
+    @property
+    def _there(self) -> int:
+        return 0 if self._backlog is None else self._backlog.there
 
     def judge(self, pool: WindowPool, users: int, stuck: bool) -> Order | None:
         """Judge a pool at the end of a sample; `stuck`: nothing ends that should have long ago."""
         held = self._bracket.settled
+        if self._resume is not None:
+            return None
         if held:
             self._held_windows += self._rules.windows_per_sample
         verdict = UsersVerdict.OUTSIDE if stuck else self._verdict(pool)
+        if verdict is UsersVerdict.INSIDE and self._grows(pool, users):
+            verdict = None
         self._latest.append(verdict)
         if held and pool.windows >= 2 * self._rules.longest_windows:
             pool.forget_half()
         agreed = self._latest.count(verdict) == self._latest.maxlen
         if verdict is None or not agreed or (held and self._waits(verdict)):
             return None
-        return self._step(pool, users, verdict, stuck)
+        if held and self._bracket.inside is None and verdict is UsersVerdict.INSIDE:
+            self._bracket.forget()  # none were inside before: storage has become faster
+        return self._step(pool, users, verdict, _STUCK if stuck else None)
+
+    def _grows(self, pool: WindowPool, users: int) -> bool:
+        """Return whether a backlog grows, whose requests will miss an SLO later."""
+        long = self._rules.is_long(pool.windows)
+        return self._backlog is not None and not long and self._backlog.grows(users)
 
     def _waits(self, verdict: UsersVerdict) -> bool:
         """Return whether it is too early to try for more than what was settled on."""
         quiet = self._rules.longest_windows * self._patience
-        return verdict is UsersVerdict.INSIDE and self._held_windows < quiet
+        some = self._bracket.inside is not None
+        return some and verdict is UsersVerdict.INSIDE and self._held_windows < quiet
 
     def _verdict(self, pool: WindowPool) -> UsersVerdict | None:
         """Return what the pool shows, sure enough for how short it is and how often it is asked.
@@ -126,6 +215,9 @@ class QosMode:
         shares = pool.shares()
         if _surely_above(shares, 2 * target if short and not first else target, VERY_SURE):
             return UsersVerdict.OUTSIDE
+        lowest = self._bracket.inside is None and all(s.ended >= _FEW for s in shares)
+        if (first or lowest) and shares and all(share.easy for share in shares):
+            return UsersVerdict.INSIDE
         judged = [share for share in shares if share.enough]
         silent = _classes(shares) - _classes(judged)
         if not judged or (silent and not long) or (short and not first):
@@ -139,27 +231,64 @@ class QosMode:
         return _as_it_looks(judged, target) if long else None
 
     def _step(
-        self, pool: WindowPool, users: int, verdict: UsersVerdict, stuck: bool
+        self,
+        pool: WindowPool,
+        users: int,
+        verdict: UsersVerdict,
+        why: str | None = None,
+        overload: Overload | None = None,
     ) -> Order | None:
-        before = self.standing()
-        plain = stuck or self._plain(verdict, pool)
-        goes_to = self._bracket.after(users, verdict, plain=plain)
+        """`why`: what is plain whatever the shares are."""
+        before, bracket, shares = self.standing(), copy(self._bracket), pool.shares()
+        plain = why is not None or self._plain(verdict, pool)
+        easy, served = why == _FASTER or not any(share.over for share in shares), None
+        if self._backlog is not None and verdict is UsersVerdict.OUTSIDE:
+            served = self._backlog.served_users(users, overload)
+            if overload is not None and served is not None and served < _SLOWER * self._inside:
+                self._quickest.forget()  # it is not that there are more users
+        elif self._backlog is not None:
+            self._backlog.was_inside(users)
+            self._inside = users
+        goes_to = self._bracket.after(users, verdict, plain=plain, easy=easy, served=served)
         self._latest.clear()
         if self._bracket.settled:
             self._settle(goes_to)
+        text = _verdict_text(
+            _worst(shares), users, verdict, why, self._rules.target_saturation
+        ) + self._why(goes_to)
+        self._resume = None
+        if self._backlog is not None and verdict is UsersVerdict.OUTSIDE:
+            drains = self._backlog.draining_users(users, overload)
+            if drains < goes_to:
+                text += f", after {drains} users have drained the {self._there} requests there"
+            if drains < goes_to or overload is not None:
+                self._resume = _Resume(goes_to, overload, bracket, users)
+                goes_to = min(goes_to, drains)
         if goes_to == users:
             return None
+        return self._order(pool, goes_to, text, before, verdict, why)
+
+    def _order(
+        self,
+        pool: WindowPool,
+        goes_to: int,
+        text: str,
+        before: dict[str, int | None],
+        verdict: UsersVerdict | None = None,
+        why: str | None = None,
+    ) -> Order:
+        self._quickest.begin_anew()
         worst = _worst(pool.shares())
         return Order(
             users=goes_to,
-            reason=_verdict_text(worst, users, verdict, stuck, self._rules.target_saturation)
-            + self._why(goes_to),
+            reason=text,
             evidence={
-                "verdict": verdict.value,
-                "stuck": stuck,
+                "verdict": None if verdict is None else verdict.value,
+                "stuck": why == _STUCK,
                 "pressure": None if worst is None else worst.pressure,
                 "target": self._rules.target_saturation,
                 "slos": [_share_row(share) for share in pool.shares()],
+                "backlog": None if self._backlog is None else self._there,
                 "bracket_before": before,
                 "bracket": self.standing(),
                 "settled": self._bracket.settled,
@@ -168,7 +297,10 @@ class QosMode:
 
     def _plain(self, verdict: UsersVerdict, pool: WindowPool) -> bool:
         """Return whether pressure is surely less than half of the goal, or more than twice as
-        much."""
+        much. In an open loop it tells nothing of the distance: there is hardly any below the limit,
+        and all that is allowed above it."""
+        if self._backlog is not None:
+            return False
         target, shares = self._rules.target_saturation, pool.shares()
         if verdict is UsersVerdict.OUTSIDE:
             return _surely_above(shares, 2 * target, SURE)
@@ -220,11 +352,11 @@ def _worst(shares: Sequence[OverShare]) -> OverShare | None:
 
 
 def _verdict_text(
-    worst: OverShare | None, users: int, verdict: UsersVerdict, stuck: bool, target: float
+    worst: OverShare | None, users: int, verdict: UsersVerdict, why: str | None, target: float
 ) -> str:
     users_text = f"{users} users are {verdict.value}: "
-    if stuck or worst is None:
-        return f"{users_text}no request ends, and some have been there for longer than any limit; "
+    if why is not None or worst is None:
+        return f"{users_text}{why or _STUCK}; "
     return (
         f"{users_text}{worst.over} of {worst.ended} requests missed {worst.slo}, "
         f"{worst.pressure:.2f} of what is allowed (the goal is {target:g}); "

@@ -55,9 +55,10 @@ class AutoscaleRules(Struct, frozen=True, kw_only=True):
     def cooldown_windows(self) -> int:
         return self.cooldown_samples * self.windows_per_sample
 
-    def more(self, users: int, stride: float = inf) -> int:
-        """Return one step up, of at most this share of them and of at least one user."""
-        step = min(stride, self.scale_up_factor - 1)
+    def more(self, users: int, stride: float = inf, *, doubles: bool = False) -> int:
+        """Return one step up, of at most this share of them and of at least one user; `doubles`
+        where nothing is near a limit."""
+        step = min(stride, max(self.scale_up_factor - 1, 1.0 if doubles else 0))
         return min(self.max_users, max(users + 1, int(users * (1 + step))))
 
     def fewer(self, users: int, stride: float = inf) -> int:

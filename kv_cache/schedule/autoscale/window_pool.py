@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import NS_PER_S, ns_to_ms, ns_to_s
-from kv_cache.metrics.slo import Slo
+from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.window import Window
 from kv_cache.schedule.saturation import storage_rank95_ns
 
@@ -54,6 +54,13 @@ class OverShare(Struct, frozen=True, kw_only=True):
     ended: int
     over: int
     worth: float
+    longest_ns: int | None = None  # of those that were answered
+
+    @property
+    def easy(self) -> bool:
+        """Whether nothing came nearer to the limit than half of it."""
+        known = self.longest_ns is not None and not self.over
+        return known and 2 * (self.longest_ns or 0) <= self.slo.limit_ns
 
     @property
     def pressure(self) -> float:
@@ -82,11 +89,11 @@ class OverShare(Struct, frozen=True, kw_only=True):
 class _Batch:
     """Sums over neighbouring windows."""
 
-    __slots__ = ("completed", "ended", "ns", "over", "storage", "tokens", "windows")
+    __slots__ = ("completed", "ended", "longest", "ns", "over", "storage", "tokens", "windows")
 
     def __init__(self, slos: Sequence[Slo]) -> None:
         self.windows = self.ns = self.tokens = self.completed = self.storage = 0
-        self.ended, self.over = [0] * len(slos), [0] * len(slos)
+        self.ended, self.over, self.longest = ([0] * len(slos) for _ in range(3))
 
     def add(self, window: Window, slos: Sequence[Slo]) -> None:
         self.windows += 1
@@ -99,12 +106,16 @@ class _Batch:
             if of_class is not None:
                 self.ended[i] += of_class.ended
                 self.over[i] += of_class.over[i]
+                by_ttft = slo.measure is SloMeasure.TTFT
+                latency = of_class.ttft if by_ttft else of_class.response
+                self.longest[i] = max(self.longest[i], latency.highest_ns or 0)
 
     def absorb(self, other: "_Batch") -> "_Batch":
         for name in ("windows", "ns", "tokens", "completed", "storage"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.ended = [a + b for a, b in zip(self.ended, other.ended, strict=True)]
         self.over = [a + b for a, b in zip(self.over, other.over, strict=True)]
+        self.longest = [max(pair) for pair in zip(self.longest, other.longest, strict=True)]
         return self
 
 
@@ -168,7 +179,13 @@ class WindowPool:
         chance = share.value * (1 - share.value) / ended
         error = share.error or 0
         worth = ended * min(1.0, chance / error**2) if chance and error else ended
-        return OverShare(slo=self._slos[slo], ended=ended, over=over, worth=max(1.0, worth))
+        return OverShare(
+            slo=self._slos[slo],
+            ended=ended,
+            over=over,
+            worth=max(1.0, worth),
+            longest_ns=max(batch.longest[slo] for batch in self._batches) or None,
+        )
 
     def unit(self) -> Unit | None:
         """Return the unit that there is something of: tokens, else requests, else bytes; None if
