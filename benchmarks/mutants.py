@@ -144,8 +144,8 @@ MUTANTS = (
     Mutant(
         "the headline forgets what moved before the window",
         "kv_cache/metrics/pace.py",
-        "reach += abs(self.after_bytes - self.before_bytes) / seconds",
-        "reach += 0",
+        "batches.reach() + abs(self.after_bytes - self.before_bytes) / seconds",
+        "batches.reach()",
         (f"{UNIT}pace.py",),
     ),
     Mutant(

@@ -106,6 +106,7 @@ class CapacityOptions:
 _IN_THE_RESULT = "each probe is in the result of the search"
 OURS: Mapping[str, str] = {
     "run.duration_s": "--probe sets the length of a probe",
+    "run.until": "a probe ends when it is sure",
     "run.warmup_s": "--probe-warmup sets it for each probe",
     "run.max_requests": "a probe ends when it is sure",
     "run.trials": "the answer is confirmed by --confirmations",

@@ -11,6 +11,7 @@ from kv_cache.config.schema import show
 from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import RunMode
+from kv_cache.metrics.until import parse_until
 from kv_cache.tiers.objects.account import endpoint_of
 from kv_cache.tiers.objects.place import is_object_url, parse_url
 
@@ -30,6 +31,7 @@ def check(config: Config) -> None:
     _check_trace(config)
     _check_qos(config)
     _check_scaling(config)
+    _check_until(config)
     build_lengths(config.lengths)
     _check_prompts(config)
     _check_rag(config)
@@ -230,6 +232,22 @@ def _check_scaling(config: Config) -> None:
         raise ConfigError(
             f"{say(config, 'run.num_users')}, outside autoscaler.min_users and max_users "
             f"({scaler.min_users} to {scaler.max_users}); begin inside"
+        )
+
+
+def _check_until(config: Config) -> None:
+    if config.run.until is None:
+        return
+    parse_until(config.run.until)
+    if config.run.clients > 1:
+        raise ConfigError(
+            "run.until (--until) ends one process's window, and those of run.clients (--clients) "
+            "are one: leave one of the two out, and set --duration"
+        )
+    if config.autoscaler.enabled:
+        raise ConfigError(
+            "run.until (--until) waits for the interval of a level, and autoscaler.enabled changes "
+            "the load, so that there is none; leave one of the two out"
         )
 
 
