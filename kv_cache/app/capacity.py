@@ -137,6 +137,7 @@ def configured(options: CapacityOptions, invocation: Invocation) -> Config:
         raise ConfigError("--num-users is what capacity --by users searches for; use --first")
     fixed: dict[str, Any] = {
         "run.duration_s": options.probe,
+        "run.until": None,
         "run.warmup_s": options.probe_warmup,
         "run.max_requests": 0,
         "run.trials": 1,
