@@ -9,9 +9,9 @@ call goes on from there, and --minutes 0 only counts and draws. Keep the machine
 
 Afterwards the recorded series is resampled in blocks of eight turns, 1,000 times for each length:
 *power* is how often `compare`'s test of pairs (Student's t on the logarithms of ratios, 5 %) finds
-the difference between A and B; *false* how often it finds one between the two A of a block of four
-turns, whose names are swapped at random. A minute holds both sides with all that a run takes
-besides its window. Writes docs/images/power-over-minutes.svg.
+the difference between A and B; *false* how often it finds one between the two A of four turns,
+which are called A B and B A in turns, as above, and in each block the other way round by chance. A
+minute holds both sides with all that a run takes besides its window. Writes docs/images/power-over-minutes.svg.
 """
 
 import argparse
@@ -126,8 +126,10 @@ def powers(rates: Floats, seconds: float) -> list[tuple[float, float, float]]:
         places = resampled(len(different), fours, rng)
         power = found(different[places].reshape(RESAMPLES, -1))
         places = resampled(len(same), 2 * fours, rng)
-        swapped = rng.choice([-1, 1], size=(RESAMPLES, fours)).repeat(BLOCK, axis=1)
-        rows.append((fours * 4 * seconds / 60, power, found(same[places] * swapped)))
+        swapped = rng.choice([-1, 1], size=(RESAMPLES, fours, 1)) * np.array([1, -1])
+        rows.append(
+            (fours * 4 * seconds / 60, power, found(same[places] * swapped.reshape(RESAMPLES, -1)))
+        )
     return rows
 
 
