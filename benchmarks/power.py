@@ -11,7 +11,8 @@ Afterwards the recorded series is resampled in blocks of eight turns, 1,000 time
 *power* is how often `compare`'s test of pairs (Student's t on the logarithms of ratios, 5 %) finds
 the difference between A and B; *false* how often it finds one between the two A of four turns,
 which are called A B and B A in turns, as above, and in each block the other way round by chance. A
-minute holds both sides with all that a run takes besides its window. Writes docs/images/power-over-minutes.svg.
+minute holds both sides with all that a run takes besides its window. Writes
+docs/images/power-over-minutes.svg.
 """
 
 import argparse
