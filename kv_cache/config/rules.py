@@ -244,6 +244,11 @@ def _check_until(config: Config) -> None:
             "run.until (--until) ends one process's window, and those of run.clients (--clients) "
             "are one: leave one of the two out, and set --duration"
         )
+    if config.output.io_trace_log is not None:
+        raise ConfigError(
+            "run.until (--until) waits for a figure, and with output.io_trace_log "
+            "(--io-trace-log) nothing is timed; leave one of the two out, and set --duration"
+        )
     if config.autoscaler.enabled:
         raise ConfigError(
             "run.until (--until) waits for the interval of a level, and autoscaler.enabled changes "

@@ -287,6 +287,7 @@ def test_a_real_run_ends_when_its_headline_is_sure(tmp_path: Path) -> None:
     ("more", "why"),
     [
         (["--clients=2"], "run.until (--until) ends one process's window"),
+        (["--virtual-time", "--io-trace-log=t.csv"], "run.until (--until) waits for a figure"),
         (["--enable-autoscaling"], "run.until (--until) waits for the interval of a level"),
     ],
 )
