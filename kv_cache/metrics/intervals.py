@@ -162,7 +162,9 @@ def grown(values: Sequence[float]) -> Batches | None:
     while True:
         means = batch_means(values, size)
         batches = Batches(means, size, correlation(means))
-        if batches.r <= _LITTLE_R or len(means) < 2 * _FEW_BATCHES:
+        # One that evens itself out is put together as well, as long as there are enough left.
+        least = _FEW_BATCHES if batches.r > _LITTLE_R else SETTLED_BATCHES
+        if abs(batches.r) <= _LITTLE_R or len(means) < 2 * least:
             drifts = autocorrelation(means) + 1 / len(means) >= _MOST_R
             return None if drifts else batches
         size *= 2

@@ -1,7 +1,9 @@
 """Intervals: against values that SciPy computed, SciPy itself where it is installed, and laws."""
 
+from itertools import pairwise
 from math import exp, inf, nan, sqrt
 from random import Random
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -270,6 +272,21 @@ def _reach(values: list[float]) -> float:
 def test_a_series_that_hangs_together_has_a_wider_interval_than_the_same_values_mixed() -> None:
     slow, mixed = [1.0, 1.1, 1.2, 1.3, 1.2, 1.1] * 3, [1.0, 1.3, 1.1, 1.2, 1.1, 1.2] * 3
     assert _reach(slow) > 1.3 * _reach(mixed)
+
+
+def test_a_series_that_evens_itself_out_is_narrower_in_longer_batches_and_holds_its_level() -> None:
+    """What one value is too high, the next is too low, nearly."""
+    rng, held = Random(7), 0
+    for _ in range(200):
+        noise = [rng.gauss(0, 1) for _ in range(129)]
+        values = [100 + now - 0.8 * before for before, now in pairwise(noise)]
+        batches = grown(values)
+        assert batches is not None
+        assert batches.settled
+        assert batches.size > 1
+        assert batches.reach() < 0.8 * 1.98 * stdev(values) / sqrt(len(values))
+        held += abs(fmean(values) - 100) <= batches.reach()
+    assert held >= 190
 
 
 def test_a_series_that_only_drifts_and_one_of_less_than_eight_values_have_no_interval() -> None:
