@@ -124,6 +124,7 @@ class CapacityOptions:
 _IN_THE_RESULT = "each probe is in the result of the search"
 OURS: Mapping[str, str] = {
     "run.duration_s": "--probe sets the length of a probe",
+    "run.until": "a probe ends when it is sure",
     "run.warmup_s": "--probe-warmup sets it for each probe",
     "run.max_requests": "a probe ends when it is sure",
     "run.trials": "the answer is confirmed by --confirmations",
@@ -154,6 +155,7 @@ def configured(options: CapacityOptions, invocation: Invocation) -> Config:
         raise ConfigError("--num-users is what capacity --by users searches for; use --first")
     fixed: dict[str, Any] = {
         "run.duration_s": options.probe_s,
+        "run.until": None,
         "run.warmup_s": options.warmup_s,
         "run.max_requests": 0,
         "run.trials": 1,

@@ -31,6 +31,7 @@ log = logging.getLogger("kv_cache")
 _NOTHING = "nothing is measured"
 USELESS = {
     "run.duration_s": f"{_NOTHING}; --round sets the length of a round",
+    "run.until": _NOTHING,
     "run.warmup_s": _NOTHING,
     "run.virtual_time": "there is no device in virtual time",
     "run.trials": "one is enough",

@@ -91,6 +91,11 @@ def run(
 def _with_others(job: Job, start: Start, running: "_Running") -> Result:
     """A rank's run; what is handed over is the result, wherever it could be written."""
     assert start.seat is not None
+    if job.config.run.until is not None:
+        raise ConfigError(
+            "--until ends one process's window, and those of ranks that run together are one: "
+            "leave it out, or set --mpi apart"
+        )
     start.seat.introduce(job.config, running.caught)
     try:
         result = running.run()

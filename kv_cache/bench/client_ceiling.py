@@ -63,7 +63,7 @@ def _unpaced(config: Config) -> Config:
     changes = {
         "run": {
             "duration_s": config.passport.certify_s, "warmup_s": 0.0, "drain_s": 2.0,
-            "max_requests": 0, "generation_mode": "none",
+            "until": None, "max_requests": 0, "generation_mode": "none",
         },
         "tiers": {"cache_dir": None, "keep_cache": False},
         "semantics": {"prefill_ms_per_token": 0.0},

@@ -9,7 +9,7 @@ import itertools
 import threading
 from collections.abc import Callable, Generator, Iterable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.transfer import Mover
@@ -36,6 +36,8 @@ from kv_cache.metrics.recorder import Recorder
 from kv_cache.metrics.window import Bins, Gauges
 from kv_cache.schedule.intake import Intake
 from kv_cache.schedule.queue import Queued
+
+T = TypeVar("T")
 
 OnRecord = Callable[[RequestRecord], None]
 OnOp = Callable[[OpDone], None]
@@ -209,6 +211,11 @@ class Drive:
                 submitted=self._submitted_before + intake.submitted,
             )
             return self._recorder.meter.take(now_ns), gauges
+
+    def locked(self, read: Callable[[], T]) -> T:
+        """Read what was counted, while nothing is."""
+        with self._lock:
+            return read()
 
     def open(self) -> int:
         """Arrivals may come in; the source's time begins, at the instant that is returned."""

@@ -21,7 +21,7 @@ from kv_cache.bench.run_state import RunState
 from kv_cache.bench.storage_answers import StorageAnswers
 from kv_cache.bench.stores import Opening, Wrap
 from kv_cache.bench.windows import WindowCutter
-from kv_cache.config.build import policy_facts, tier_facts
+from kv_cache.config.build import follow_precision, policy_facts, tier_facts
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.tiers.base import Store
@@ -69,6 +69,9 @@ class RealRun(RunState):
         self._answers = StorageAnswers(plan.config, self.clock)
         self._machine = open_machine(plan, hooks, self, self._answers, opening)
         self._directories = self._machine.directories
+        self._precision = follow_precision(
+            self._config, self.recorder, self.control, self._machine.drive.locked
+        )
 
     @property
     def left_behind(self) -> Sequence[str]:
@@ -145,6 +148,7 @@ class RealRun(RunState):
             slos=[str(slo) for slo in self.meter.slos],
             decisions=[decision_row(decision) for decision in self.control.decisions],
             standing=self.control.standing,
+            precision=self._precision,
             preconditioning=phases.preconditioning,
             tracing=phases.traced,
             buffers=machine.buffer_facts(),

@@ -17,14 +17,18 @@ from kv_cache.config.shared import build_prompts, build_retriever
 from kv_cache.config.workload_sections import WorkloadConfig
 from kv_cache.core.block import Block
 from kv_cache.core.errors import TraceError
-from kv_cache.core.kinds import Qos, RunMode, Tier
+from kv_cache.core.kinds import Phase, Qos, RunMode, Tier
 from kv_cache.core.model import ModelShape
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
 from kv_cache.core.units import NS_PER_MS, gib_to_bytes, s_to_ns
 from kv_cache.lifecycle import Through, World
+from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.outcome import TierFacts
+from kv_cache.metrics.pace import MEASURED, MovedBytes
+from kv_cache.metrics.recorder import Recorder
 from kv_cache.metrics.slo import Slo
+from kv_cache.metrics.until import Precision, parse_until
 from kv_cache.metrics.window import Meter
 from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
@@ -230,6 +234,34 @@ def build_control(
     if watch is not None:
         control.watch = watch
     return Meter(kept), control
+
+
+def follow_precision(
+    config: Config,
+    recorder: Recorder,
+    control: Control,
+    locked: Callable[[Callable[[], MovedBytes]], MovedBytes] = lambda read: read(),
+) -> Precision | None:
+    """What ends the measured window when a figure is as sure as it is wanted to be, following the
+    windows; None if nothing is wanted. `locked` keeps others from counting while it reads."""
+    if config.run.until is None:
+        return None
+    kinds, meter = MEASURED[config.mode], recorder.meter
+    precision = Precision(
+        parse_until(config.run.until),
+        lambda window_ns: locked(lambda: recorder.pace.read(window_ns, kinds)),
+        lambda: recorder.edges.measure_start_ns,
+    )
+    others, watch = meter.on_latencies, control.watch
+
+    def on_latencies(start: int, end: int, phase: Phase, by_tag: Mapping[str, Histogram]) -> None:
+        precision.see_latencies(start, end, phase, by_tag)
+        if others is not None:
+            others(start, end, phase, by_tag)
+
+    meter.on_latencies = on_latencies
+    control.watch = lambda window: watch(window) | precision.watch(window)
+    return precision
 
 
 def class_slos(config: Config) -> tuple[Slo, ...]:

@@ -29,6 +29,7 @@ from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import MODELS, ModelShape
 from kv_cache.core.units import NS_PER_MS, s_to_ns
 from kv_cache.lifecycle import Semantics
+from kv_cache.metrics.until import LONGEST_S
 from kv_cache.workload.formats.base import Reading
 from kv_cache.workload.formats.tokens import open_tokens
 
@@ -145,7 +146,7 @@ class Config:
         """Length of the measured window in seconds; None = bounded by requests or cycles alone."""
         bounded = self.run.max_requests > 0 or self.workload.replay_cycles > 0
         if self.run.duration_s is None and not bounded:
-            return DEFAULT_DURATION_S
+            return DEFAULT_DURATION_S if self.run.until is None else LONGEST_S
         return self.run.duration_s
 
     def trace_path(self) -> Path | None:

@@ -12,6 +12,7 @@ from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError, did_you_mean, refusals, refuse
 from kv_cache.core.kinds import RunMode
 from kv_cache.core.units import gib_to_bytes
+from kv_cache.metrics.until import parse_until
 from kv_cache.tiers.objects.account import endpoint_of
 from kv_cache.tiers.objects.place import is_object_url, parse_url
 
@@ -239,6 +240,27 @@ def _check_lengths(config: Config) -> None:
     build_lengths(config.lengths)
 
 
+def _check_until(config: Config) -> None:
+    if config.run.until is None:
+        return
+    parse_until(config.run.until)
+    if config.run.clients > 1:
+        raise ConfigError(
+            "run.until (--until) ends one process's window, and those of run.clients (--clients) "
+            "are one: leave one of the two out, and set --duration"
+        )
+    if config.output.io_trace_log is not None:
+        raise ConfigError(
+            "run.until (--until) waits for a figure, and with output.io_trace_log "
+            "(--io-trace-log) nothing is timed; leave one of the two out, and set --duration"
+        )
+    if config.autoscaler.enabled:
+        raise ConfigError(
+            "run.until (--until) waits for the interval of a level, and autoscaler.enabled changes "
+            "the load, so that there is none; leave one of the two out"
+        )
+
+
 def _check_prompts(config: Config) -> None:
     if config.workload.trace_prompts and not config.workload.prefix_caching:
         raise ConfigError(
@@ -269,6 +291,6 @@ def _check_rag(config: Config) -> None:
 
 _CHECKS = (
     _check_places, _check_not_yet, _check_cpcs, _check_limits, _check_tiers, _check_models,
-    _check_arrival, _check_trace, _check_qos, _check_scaling, _check_lengths, _check_prompts,
-    _check_rag,
+    _check_arrival, _check_trace, _check_qos, _check_scaling, _check_until, _check_lengths,
+    _check_prompts, _check_rag,
 )  # fmt: skip

@@ -61,8 +61,15 @@ class RunConfig:
     duration_s: float | None = opt(
         None,
         "Length of the measured window; if not given, 60 s, or no limit where max_requests or "
-        "replay_cycles already bounds the run",
+        "replay_cycles already bounds the run; with until the longest, 600 s if not given",
         unit="s", above=0, high=86_400, flag="--duration",
+    )  # fmt: skip
+    until: str | None = opt(
+        None,
+        "End the window once the 95 % interval of a figure reaches no further than this to both "
+        "sides: of the headline (5%), or of a percentile (storage read:p95:5%, "
+        "interactive:ttft:p95:10%). duration_s bounds it, or 600 s",
+        flag="--until", metavar="[FIGURE:]SHARE%",
     )  # fmt: skip
     warmup_s: float = opt(
         0.0, "Warm-up: load before the measured window, not counted", unit="s", low=0, high=86_400,

@@ -9,6 +9,7 @@ from kv_cache.core.kinds import Outcome, Phase, Tier
 from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.recorder import Recorder
+from kv_cache.metrics.until import Precision
 from kv_cache.metrics.window import Series
 
 _RUN = (Phase.WARMUP, Phase.MEASURE, Phase.DRAIN)
@@ -60,6 +61,7 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     slos: Sequence[str] = ()  # those that the windows count `over` for
     decisions: Sequence[Mapping[str, Any]] = ()  # of the autoscaler
     standing: Mapping[str, Any] | None = None  # how far it has come
+    precision: Precision | None = None  # what ended the window, where it was asked for
     preconditioning: Mapping[str, Any] | None = None
     policies: Mapping[str, Any] = field(default_factory=dict)  # their names, and what they did
     tracing: Mapping[str, Any] | None = None  # the reference's keys, where the kernel was traced

@@ -17,15 +17,15 @@ from msgspec import Struct
 from kv_cache.core.effect import IoChunk
 from kv_cache.core.kinds import OpKind, RunMode
 from kv_cache.core.units import NS_PER_S
-from kv_cache.metrics.intervals import CONFIDENCE, Interval, series_reach
+from kv_cache.metrics.change import LevelChange, change
+from kv_cache.metrics.intervals import CONFIDENCE, LEAST_BATCHES, Batches, Interval, grown
 
 SLOT_NS = NS_PER_S // 4
 MOST_SLOTS = 1024
 """Of a longer window, neighbours are put together two by two, as often as it takes."""
 
-MOST_BATCHES = 20
-FEWEST_BATCHES = 8
-_LEAST_BATCH_S = 1.0
+MOST_BATCHES = 128
+_LEAST_S = 8.0
 _SHORTEST_S = 1e-9
 _LEAST_CALLS = 2  # mean times of a call that a batch lasts: a shorter one is smoothed by the spread
 
@@ -139,30 +139,45 @@ class MovedBytes(Struct, frozen=True, kw_only=True):
         what the two edges of the window leave open. Never below 0."""
         if seconds < _SHORTEST_S or not self.nbytes:
             return None
-        if any(batch.seconds < _SHORTEST_S for batch in self.batches):
+        batches = self.grown()
+        if batches is None:
             return None
-        reach = series_reach([b.nbytes / b.seconds for b in self.batches], CONFIDENCE)
-        if reach is None:
-            return None
-        reach += abs(self.after_bytes - self.before_bytes) / seconds
+        reach = batches.reach() + abs(self.after_bytes - self.before_bytes) / seconds
         rate = self.nbytes / seconds
         return Interval(max(0.0, rate - reach), rate + reach)
+
+    def grown(self) -> Batches | None:
+        """The rates of batches that are long enough to hardly depend on each other."""
+        return grown(self._rates())
+
+    def change(self) -> LevelChange | None:
+        """Return where the level of the rate changed, if it did."""
+        return change(self._rates())
+
+    def _rates(self) -> list[float]:
+        if any(batch.seconds < _SHORTEST_S for batch in self.batches):
+            return []
+        return [batch.nbytes / batch.seconds for batch in self.batches]
 
     def why_none(self) -> str:
         """Return why there is no interval."""
         if not self.nbytes:
             return "nothing was moved"
         if not self.batches:
-            least_s = ceil(FEWEST_BATCHES * max(_LEAST_BATCH_S, _LEAST_CALLS * self.call_s))
-            return f"{FEWEST_BATCHES} batches need a window of {least_s} s"
+            return f"an interval needs a window of {ceil(_least_s(self.call_s))} s"
         return "the rate drifts: its batches depend on each other"
 
 
+def _least_s(call_s: float) -> float:
+    return max(_LEAST_S, LEAST_BATCHES * _LEAST_CALLS * call_s)
+
+
 def batch_count(window_s: float, call_s: float) -> int:
-    """As many parts as hold a second and two calls each, at most 20; 0 if they would be fewer than
-    8."""
-    count = min(MOST_BATCHES, int(window_s / max(_LEAST_BATCH_S, _LEAST_CALLS * call_s)))
-    return count if count >= FEWEST_BATCHES else 0
+    """As many parts as hold a slot and two calls each, at most 128; 0 of a window of less than 8 s,
+    or where they would be fewer than 8."""
+    if window_s < _least_s(call_s):
+        return 0
+    return min(MOST_BATCHES, int(window_s / max(SLOT_NS / NS_PER_S, _LEAST_CALLS * call_s)))
 
 
 METRIC: Mapping[tuple[OpKind, ...], str] = {
@@ -175,7 +190,7 @@ METRIC: Mapping[tuple[OpKind, ...], str] = {
 def headline(mode: RunMode, seconds: float, paced: MovedBytes) -> dict[str, Any]:
     """Return the number that a run of this mode is there for, and its interval, as a result tells
     it."""
-    interval = paced.interval(seconds)
+    interval, batches, step = paced.interval(seconds), paced.grown(), paced.change()
     return {
         "metric": METRIC[MEASURED[mode]],
         "bytes_per_second": paced.nbytes / seconds if seconds > 0 else 0.0,
@@ -183,6 +198,14 @@ def headline(mode: RunMode, seconds: float, paced: MovedBytes) -> dict[str, Any]
         if interval is None
         else {"confidence": CONFIDENCE, **interval._asdict()},
         "why_none": paced.why_none() if interval is None else None,
+        "standard_error": None if batches is None else batches.error,
+        "change": step
+        and {
+            "at_s": step.at * sum(batch.seconds for batch in paced.batches),
+            "bytes_per_second_before": step.before,
+            "bytes_per_second_after": step.after,
+            "t": step.t,
+        },
         "seconds": seconds,
         "bytes": paced.nbytes,
         "before_bytes": paced.before_bytes,

@@ -25,6 +25,7 @@ def brief(document: Json, files: Mapping[str, str]) -> dict[str, Any]:
         **_numbers(document),
         "schedule_sha256": section["schedule"]["sha256"],
         "metrics": _metrics(section),
+        "precision": section["precision"],
         "autoscaler": section["autoscaler"],
         "validation": validation
         and {name: validation.get(name) for name in ("passed", "avg_error_pct")},
@@ -38,7 +39,7 @@ def brief_of_trials(
     """Return the summary of several trials, with that of each."""
     section = document["kv_cache"]
     names = ("unit", "better", "median", "mean", "interval", "coefficient_of_variation", "values")
-    same = ("planned", "finished", "confidence", "headline")
+    same = ("planned", "finished", "confidence", "headline", "variance")
     return {
         "schema": TRIALS_SCHEMA,
         **_verdict(section["passport"]),

@@ -33,6 +33,7 @@ from kv_cache.result.counted import (
     Pacing,
     PassportFacts,
     PhaseEnds,
+    PrecisionCounts,
     RankFacts,
     RequestAccounts,
     RequestCounts,
@@ -119,6 +120,8 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
             call_s=paced.call_s,
             batches=[(batch.seconds, batch.nbytes) for batch in paced.batches],
         ),
+        "precision": outcome.precision
+        and PrecisionCounts(stopped=outcome.precision.stopped, batches=outcome.precision.counts()),
         "series": SeriesFacts(
             tick_s=config.monitor.tick_s,
             together=outcome.series.together,

@@ -213,6 +213,14 @@ class Pacing(Struct, frozen=True, kw_only=True):
     batches: list[tuple[Seconds, Count]]
 
 
+class PrecisionCounts(Struct, frozen=True, kw_only=True):
+    """What ended the window (`metrics.until`): whether its figure was sure enough, and of a
+    percentile each batch's values, and how many of them lie beyond it."""
+
+    stopped: bool
+    batches: list[tuple[Count, Count]]
+
+
 class RankFacts(Struct, frozen=True, kw_only=True):
     rank: Count
     ranks: Count | None
@@ -364,6 +372,7 @@ class Facts(MergeableCounts, frozen=True, kw_only=True):
     schedule: ScheduleFacts
     phases_ns: PhaseEnds
     headline: Pacing
+    precision: PrecisionCounts | None = None
     series: SeriesFacts
     autoscaling: list[Json]
     autoscaler: Json | None

@@ -15,6 +15,7 @@ from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.result.counted import Json
 from kv_cache.result.evidence import passport
 from kv_cache.result.histograms import encode
+from kv_cache.result.precision import precision
 from kv_cache.result.prediction import compared, quantities
 from kv_cache.result.reference import reference_keys, unsupported
 from kv_cache.result.run import SECTION, CountedRun, shape_of
@@ -42,6 +43,7 @@ def _section(run: CountedRun) -> dict[str, Any]:
         "schema": SCHEMA,
         "program_version": facts.program_version,
         **numbers,
+        "precision": precision(run),
         "semantics_preset": run.config.semantics.preset,
         "contains_performance": run.measured,
         "passport": passport(run),

@@ -7,6 +7,8 @@ and its absence makes the whole invalid.
 """
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import fmean, variance
 from typing import Any
 
 from msgspec import Struct
@@ -19,6 +21,7 @@ from kv_cache.metrics.passport import VALID, Status, Verdict
 from kv_cache.result import kinds
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.metrics import HEADLINES, METRICS, Json, over_runs
+from kv_cache.result.paths import number_at
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
 from kv_cache.result.verdicts import FINISHED, Look, verdict_of, worst
@@ -52,6 +55,15 @@ class TrialNumbers(Struct, frozen=True, kw_only=True):
     coefficient_of_variation: Number | None
 
 
+class TrialVariance(Struct, frozen=True, kw_only=True):
+    """Standard deviations of the headline, as shares of its mean."""
+
+    trials: int
+    all: Number
+    within_run: Number
+    between_runs: Number
+
+
 class TrialFacts(Struct, frozen=True, kw_only=True):
     """What is shown of trials."""
 
@@ -61,6 +73,7 @@ class TrialFacts(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     driver: str | None = None
     headline: str | None = None
+    variance: TrialVariance | None = None
     trials: list[TrialRow]
     metrics: dict[str, TrialNumbers]
 
@@ -142,6 +155,7 @@ def aggregate(
         "cooldown_s": cooldown_s,
         "confidence": CONFIDENCE,
         "headline": headline,
+        "variance": _variance(counted),
         "most_cv": MOST_CV,
         "passport": verdict.to_json(),
         "trials": rows,
@@ -150,6 +164,29 @@ def aggregate(
         "environment": first["environment"],
     }
     return seal({SECTION: section}, files)
+
+
+def _variance(sections: Sequence[Json]) -> dict[str, Any] | None:
+    """Return how far the trials' headlines spread, and how much of that the end of each window
+    leaves open; the rest is how runs differ. Standard deviations, as shares of the mean. None where
+    fewer than two trials have an interval of their own."""
+    known = [
+        (value, error)
+        for section in sections
+        if (value := number_at(section, "headline.bytes_per_second"))
+        and (error := number_at(section, "headline.standard_error")) is not None
+    ]
+    if len(known) < 2:
+        return None
+    mean = fmean(value for value, _ in known)
+    whole = variance(value for value, _ in known)
+    within = fmean(error**2 for _, error in known)
+    return {
+        "trials": len(known),
+        "all": sqrt(whole) / mean,
+        "within_run": sqrt(within) / mean,
+        "between_runs": sqrt(max(0.0, whole - within)) / mean,
+    }
 
 
 def _check(documents: Sequence[Json], files: Mapping[str, str], planned: int) -> None:

@@ -10,6 +10,7 @@ from kv_cache.config.build import (
     build_control,
     build_intake,
     build_world,
+    follow_precision,
     policy_facts,
     tier_facts,
     workers,
@@ -182,6 +183,7 @@ def simulate(
     meter, control = build_control(config, slos, watch)
     meter.on_latencies = on_latencies
     recorder = Recorder(Edges(), meter)
+    precision = follow_precision(config, recorder, control)
     modelled = _Modelled(config, load, specs, seed)
     simulation = Simulation(
         world,
@@ -223,6 +225,7 @@ def simulate(
         slos=[str(slo) for slo in meter.slos],
         decisions=[decision_row(decision) for decision in control.decisions],
         standing=control.standing,
+        precision=precision,
     )
 
 

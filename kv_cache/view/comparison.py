@@ -4,7 +4,7 @@ is better or worse, what else differs, and the results over each other."""
 from collections.abc import Iterator, Sequence
 
 from kv_cache.core.errors import UsageError
-from kv_cache.core.format import as_text
+from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import OpKind
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.intervals import CONFIDENCE
@@ -72,18 +72,32 @@ def _doubts(each: Input) -> list[str]:
 
 
 def _sentence(comparison: Comparison | None, why_not: str) -> str:
-    """How many numbers differ, and how many may."""
+    """What became of the headline, and behind it how many of the others differ."""
     if comparison is None:
         return f"No ratio is given: {why_not}."
-    rows = comparison.rows
-    counts = {finding: sum(row.finding is finding for row in rows) for finding in Finding}
+    others = [row for row in comparison.rows if row.metric is not comparison.headline]
+    counts = {finding: sum(row.finding is finding for row in others) for finding in Finding}
     differ = counts[Finding.DIFFERS]
-    better = sum(row.better is True for row in rows if row.finding is Finding.DIFFERS)
+    better = sum(row.better is True for row in others if row.finding is Finding.DIFFERS)
+    base = comparison.inputs[0].label
+    answers = [_answer(row, base) for row in comparison.rows if row.metric is comparison.headline]
     return (
-        f"{differ} of {len(rows)} numbers differ ({better} better, {differ - better} worse), "
-        f"{counts[Finding.UNCERTAIN]} may, in {counts[Finding.NONE_FOUND]} no difference was "
-        f"found, {counts[Finding.NOT_JUDGED]} have no interval."
+        f"{' '.join(answers)} Of {len(others)} other numbers {differ} differ ({better} better, "
+        f"{differ - better} worse), {counts[Finding.UNCERTAIN]} may, in "
+        f"{counts[Finding.NONE_FOUND]} no difference was found, {counts[Finding.NOT_JUDGED]} have "
+        "no interval."
     )
+
+
+def _answer(row: Row, base: str) -> str:
+    """The headline of one result against the baseline's."""
+    what, ratio = f"{row.metric.label} of {row.label}", f"{figures(row.ratio)} of {base}'s"
+    if row.interval is None:
+        return f"Whether {what} differs is not known: {ratio}, without interval."
+    ratio += f" ({figures(row.interval.low)} to {figures(row.interval.high)})"
+    if row.better is None:
+        return f"No difference was found in {what}: {ratio}."
+    return f"{what[0].upper()}{what[1:]} is {_word(row)}: {ratio}."
 
 
 # --- what is compared ------------------------------------------------------------------------
@@ -175,13 +189,13 @@ def _without_interval(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _how_sure(comparison: Comparison) -> str:
-    judged = sum(row.interval is not None for row in comparison.rows)
-    if not judged:
+    if all(row.interval is None for row in comparison.rows):
         return "No number has an interval: nothing is said about whether these results differ."
     text = (
         f"From and to are the {CONFIDENCE:.0%} interval of the ratio, which comes from the spread "
-        f"{comparison.spread}. Each stands alone; better and worse hold for all {judged} together "
-        "(Holm), with ? only alone."
+        f"{comparison.spread}. Each stands alone. {comparison.headline.label.capitalize()} is the "
+        "headline: it is judged first and alone. Better and worse of the others hold for all "
+        f"{comparison.family} that are not the same thing twice together (Holm), with ? only alone."
     )
     if comparison.inputs[0].trials is not None:
         return f"{text} Values are geometric means."

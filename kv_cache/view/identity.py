@@ -107,7 +107,15 @@ def headline_text(section: Json) -> str:
     rate = number_at(section, "headline.bytes_per_second")
     if metric is None or rate is None:
         return ""
-    return f"{metric.label} {metric.shown(rate)} {metric.shown_unit} ({interval_text(section)})"
+    shown = f"{metric.label} {metric.shown(rate)} {metric.shown_unit} ({interval_text(section)})"
+    before, after, at_s = (
+        number_at(section, f"headline.change.{name}")
+        for name in ("bytes_per_second_before", "bytes_per_second_after", "at_s")
+    )
+    if at_s is None:
+        return shown
+    change = f"{metric.shown(before)} before and {metric.shown(after)} after {figures(at_s)} s"
+    return f"{shown}, which changed: {change}"
 
 
 def interval_text(section: Json) -> str:

@@ -8,7 +8,7 @@ from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import Qos
 from kv_cache.core.units import AT_LEAST
 from kv_cache.result.metrics import METRICS, Json, Metric
-from kv_cache.result.paths import value_at
+from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import (
     ClassFacts,
     Passport,
@@ -110,7 +110,34 @@ def _sentence(run: PublishedRun, section: Json) -> str:
         return f"The run {_end_text(run)} before its window began: nothing was measured."
     virtual = "" if run.measured_bytes else f" {VIRTUAL}"
     headline = "" if traced_only(run) else headline_sentence(section)
-    return f"{headline}{requests_sentence(run)}{virtual}"
+    return f"{headline}{_precision(section)}{requests_sentence(run)}{virtual}"
+
+
+def _precision(section: Json) -> str:
+    """How sure the figure of --until is, before other sentences; empty where none was asked for."""
+    figure = value_at(section, "precision.figure")
+    if figure is None:
+        return ""
+    share, half, value, low, high, bound_s = (
+        number_at(section, f"precision.{name}")
+        for name in ("share", "half_width", "value", "interval.low", "interval.high", "bound_s")
+    )
+    wanted = f"Wanted was {reach_text(share)} of the {figure}"
+    end = (
+        ""
+        if value_at(section, "precision.stopped") or bound_s is None
+        else (f" at the bound of {figures(bound_s)} s")
+    )
+    if half is None:
+        return f"{wanted}, and it has no interval{end}. "
+    text = f"{wanted}, and it is {reach_text(half)}{end}"
+    if value_at(section, "precision.unit") == "ms":
+        text += f": {figures(value)} ms ({figures(low)} to {figures(high)})"
+    return f"{text}. "
+
+
+def reach_text(share: float | None) -> str:
+    return f"±{figures(None if share is None else 100 * share)} %"
 
 
 VIRTUAL = "Virtual time: models say this, nothing was measured."

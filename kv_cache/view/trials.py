@@ -78,6 +78,7 @@ def _sections(facts: TrialFacts, section: Json) -> Iterator[ViewSection]:
         present(_agreement(shown)),
         "No trial finished, so there are no numbers.",
     )
+    yield ViewSection(title="Within a run and between runs", parts=present(_variance(facts)))
     yield ViewSection(title="Not judged", parts=present(Remarks(texts=unjudged)))
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     yield ViewSection(title="Every number", parts=present(_numbers(facts.metrics)))
@@ -102,6 +103,21 @@ def _agreement(shown: Mapping[str, TrialNumbers]) -> IntervalChart:
         rows=[_row(name, numbers) for name, numbers in shown.items() if numbers.median > 0],
         caption="Dots: trials. Bar: the 95 % interval of their mean.",
     )
+
+
+def _variance(facts: TrialFacts) -> Remarks:
+    """How much of the trials' spread is within a run, and how much between runs."""
+    spread = facts.variance
+    if spread is None:
+        return Remarks(texts=[])
+    parts = (spread.all, spread.within_run, spread.between_runs)
+    whole, within, between = (units.PERCENT.measured(part) for part in parts)
+    text = (
+        f"The headlines of {spread.trials} trials spread by {whole} (standard deviation): {within} "
+        f"is what one run's window leaves open, {between} is how runs differ. Longer runs make "
+        "only the first smaller, more trials both."
+    )
+    return Remarks(texts=[text])
 
 
 def _row(name: str, numbers: TrialNumbers) -> IntervalRow:

@@ -51,7 +51,8 @@ def tree(directory: Path) -> list[str]:
 def test_two_real_runs_are_compared_and_nothing_is_written(pair: Path) -> None:
     code, out, err = run(pair, "A.json", "B.json")
     assert (code, err) == (0, "")
-    assert out.startswith("Comparison: COMPARED. 0 of ")
+    assert out.startswith("Comparison: COMPARED. Whether storage read + write of B differs is not")
+    assert "without interval. Of 1" in out
     assert "\nof  " in out
     for name in ("storage read + write", "requests", "hit ratio"):
         assert f"\n{name}, " in out
@@ -101,7 +102,7 @@ def test_trials_made_of_real_results_are_compared(
     assert (code, err) == (0, "")
     assert "2 finished trials" in out
     # The same trials in another order do not differ.
-    assert out.startswith("Comparison: COMPARED. 0 of ")
+    assert out.startswith("Comparison: COMPARED. No difference was found in storage read + write")
     code, _, err = run(tmp_path, "A.json", "A.trial1.json")
     assert code == 2
     assert "it is of a single run, not of 2 finished trials" in err

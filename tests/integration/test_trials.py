@@ -262,7 +262,7 @@ def test_a_run_and_itself_are_not_different(tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     _, text = compared(tmp_path, "R.json", "R.json")
     assert "very result" in text
-    assert "0 of" in text
+    assert "other numbers 0 differ" in text
     assert "0 better, 0 worse" in text
 
 

@@ -80,6 +80,7 @@ MAPPED = {
     "--reclaim node7": ("tiers.reclaim", "node7"),
     "--results-dir r": ("output.results_dir", "r"),
     "--records": ("output.records", True),
+    "--until 5%": ("run.until", "5%"),
     "--warmup 2": ("run.warmup_s", 2.0),
     "--drain 0": ("run.drain_s", 0.0),
     "--virtual-time": ("run.virtual_time", True),

@@ -58,4 +58,4 @@ def test_a_comparison_without_a_worse_number_is_done(
     small(tmp_path, "--virtual-time", "--output=R.json")
     same = str(tmp_path / "R.json")
     assert compare.main([same, same, "--fail-on=worse"]) == Exit.DONE
-    assert "0 of " in capsys.readouterr().out
+    assert "other numbers 0 differ" in capsys.readouterr().out

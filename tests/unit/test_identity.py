@@ -100,6 +100,10 @@ def test_the_headline_says_its_interval_or_why_there_is_none() -> None:
     assert headline_text({"headline": head}) == (
         "storage read + write 1.5 GiB/s (1.4 to 1.6 within this run, 95 %)"
     )
+    change = {"bytes_per_second_before": 1.9 * GIB, "bytes_per_second_after": GIB, "at_s": 34.2}
+    assert headline_text({"headline": head | {"change": change}}).endswith(
+        "95 %), which changed: 1.9 before and 1 after 34.2 s"
+    )
     none = head | {"within_run": None, "why_none": "8 batches need a window of 8 s"}
     assert headline_text({"headline": none}).endswith(
         "(no interval: 8 batches need a window of 8 s)"

@@ -1,7 +1,9 @@
 """Intervals: against values that SciPy computed, SciPy itself where it is installed, and laws."""
 
+from itertools import pairwise
 from math import exp, inf, nan, sqrt
 from random import Random
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -14,10 +16,10 @@ from kv_cache.metrics.intervals import (
     bounded_interval,
     coefficient_of_variation,
     geometric_mean,
+    grown,
     incomplete_beta,
     mean_interval,
     ratio_interval,
-    series_reach,
     share_at_least,
     share_at_most,
     share_interval,
@@ -262,20 +264,35 @@ def test_autocorrelation_is_none_of_constants_high_of_a_trend_and_low_of_a_zigza
 
 
 def _reach(values: list[float]) -> float:
-    reach = series_reach(values)
-    assert reach is not None
-    return reach
+    batches = grown(values)
+    assert batches is not None
+    return batches.reach()
 
 
 def test_a_series_that_hangs_together_has_a_wider_interval_than_the_same_values_mixed() -> None:
     slow, mixed = [1.0, 1.1, 1.2, 1.3, 1.2, 1.1] * 3, [1.0, 1.3, 1.1, 1.2, 1.1, 1.2] * 3
-    assert _reach(slow) > 1.5 * _reach(mixed)
+    assert _reach(slow) > 1.3 * _reach(mixed)
 
 
-def test_a_series_that_only_drifts_and_one_of_less_than_two_values_have_no_interval() -> None:
-    assert series_reach([float(n) for n in range(20)]) is None
-    assert series_reach([1.0]) is None
-    assert series_reach([1.0, inf, 2.0]) is None
+def test_a_series_that_evens_itself_out_is_narrower_in_longer_batches_and_holds_its_level() -> None:
+    """What one value is too high, the next is too low, nearly."""
+    rng, held = Random(7), 0
+    for _ in range(200):
+        noise = [rng.gauss(0, 1) for _ in range(129)]
+        values = [100 + now - 0.8 * before for before, now in pairwise(noise)]
+        batches = grown(values)
+        assert batches is not None
+        assert batches.settled
+        assert batches.size > 1
+        assert batches.reach() < 0.8 * 1.98 * stdev(values) / sqrt(len(values))
+        held += abs(fmean(values) - 100) <= batches.reach()
+    assert held >= 190
+
+
+def test_a_series_that_only_drifts_and_one_of_less_than_eight_values_have_no_interval() -> None:
+    assert grown([float(n) for n in range(20)]) is None
+    assert grown([1.0]) is None
+    assert grown([1.0, inf, *[2.0] * 8]) is None
 
 
 @pytest.mark.parametrize(("lasts", "least"), [(0.0, 0.93), (0.5, 0.92), (1.0, 0.89)])
@@ -291,6 +308,6 @@ def test_the_interval_of_a_series_holds_its_level_while_states_last_a_twentieth_
         for _ in range(20):
             value = phi * value + sqrt(1 - phi * phi) * rng.gauss(0, 1)
             values.append(100 + value)
-        reach = series_reach(values)
-        held += reach is None or abs(sum(values) / 20 - 100) <= reach
+        batches = grown(values)
+        held += batches is None or abs(sum(values) / 20 - 100) <= batches.reach()
     assert held / runs >= least

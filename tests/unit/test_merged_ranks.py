@@ -249,7 +249,7 @@ def test_one_rank_alone_has_its_own_figures_exactly() -> None:
     own = result["kv_cache"]
     gone = ("chain", "passport", "notes", "schema", "rank", "schedule", "phases_ns", "series",
             "kernel_counters", "autoscaling", "autoscaler", "preconditioning", "latency_tracing",
-            "recordings", "unanswered", "leftovers", "left_behind")  # fmt: skip
+            "recordings", "unanswered", "leftovers", "left_behind", "precision")  # fmt: skip
     compare(document["kv_cache"], {k: v for k, v in own.items() if k not in gone}, "kv_cache")
     for name, metric in METRICS.items():
         assert metric.value(document["kv_cache"]) == metric.value(own), name

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kv_cache.core.effect import IoChunk
 from kv_cache.core.kinds import OpKind, RunMode
 from kv_cache.core.units import MIB, NS_PER_S
+from kv_cache.metrics.intervals import LEAST_BATCHES
 from kv_cache.metrics.pace import (
-    FEWEST_BATCHES,
     KINDS,
     MEASURED,
     METRIC,
@@ -63,7 +63,7 @@ def test_a_call_is_spread_over_its_time_and_counted_apart_outside_the_window() -
     assert paced.call_s == pytest.approx((1000 * 2 + 4000 * 4) / 5000)
     assert paced.batches == ()  # batches of two calls each would be too few
     assert pace.read(end, (OpKind.WRITE,)).batches == tuple(
-        Batch(1.0, 9 * (second == 6)) for second in range(8)
+        Batch(0.25, 9 * (slot == 27)) for slot in range(32)
     )
 
 
@@ -72,7 +72,7 @@ def test_a_long_window_takes_no_more_memory() -> None:
     for second in range(seconds):
         pace.call(OpKind.READ, IoChunk((second + 1) * NS_PER_S, 7), second * NS_PER_S, 0, None)
     batches = pace.read(seconds * NS_PER_S, (OpKind.READ,)).batches
-    assert len(batches) == 20
+    assert len(batches) == 128
     assert all(batch.nbytes == pytest.approx(7 * batch.seconds, abs=28) for batch in batches)
 
 
@@ -114,12 +114,12 @@ def test_there_is_no_interval_of_nothing_of_a_short_window_or_of_long_calls() ->
     none = BytesOverTime().read(60 * NS_PER_S, KINDS)
     assert (none.interval(60.0), none.why_none()) == (None, "nothing was moved")
     short = MovedBytes(nbytes=9, before_bytes=0, after_bytes=0, call_s=0.0, batches=())
-    assert (short.interval(5.0), short.why_none()) == (None, "8 batches need a window of 8 s")
+    assert (short.interval(5.0), short.why_none()) == (None, "an interval needs a window of 8 s")
     slow = MovedBytes(nbytes=9, before_bytes=0, after_bytes=0, call_s=3.0, batches=())
-    assert slow.why_none() == "8 batches need a window of 48 s"
+    assert slow.why_none() == "an interval needs a window of 48 s"
     assert batch_count(30.0, 3.0) == batch_count(7.9, 0.1) == 0
-    assert (batch_count(8.0, 0.1), batch_count(48.0, 3.0)) == (FEWEST_BATCHES, FEWEST_BATCHES)
-    assert batch_count(3600.0, 0.1) == 20
+    assert (batch_count(8.0, 0.1), batch_count(48.0, 3.0)) == (32, LEAST_BATCHES)
+    assert batch_count(3600.0, 0.1) == 128
 
 
 def test_an_interval_does_not_go_below_nothing() -> None:

@@ -1,5 +1,7 @@
 """The document of several trials: numbers, verdict, and what is left out."""
 
+from random import Random
+
 import pytest
 
 from kv_cache.core.units import MISSING
@@ -101,6 +103,24 @@ def test_trials_that_disagree_are_suspect_and_the_furthest_is_named() -> None:
     assert "trial 3 with 0.4657 GiB/s is furthest" in slow["passport"]["reasons"][0]
     assert slow["most_cv"] == 0.05
     assert slow["passport"]["changed_thresholds"] == {}
+
+
+def test_the_spread_of_trials_is_divided_into_that_of_a_window_and_that_between_runs() -> None:
+    """Runs differ by 3 %, and each window leaves 2 % open: in 300 trials both are found."""
+    rng = Random(15)
+    rates = [GB * (1 + rng.gauss(0, 0.03) + rng.gauss(0, 0.02)) for _ in range(300)]
+    heads = [{"bytes_per_second": rate, "standard_error": 0.02 * GB} for rate in rates]
+    trials = [result(k, head["bytes_per_second"], headline=head) for k, head in enumerate(heads)]
+    found = of(trials)["kv_cache"]["variance"]
+    assert found["within_run"] == pytest.approx(0.02, rel=0.01)
+    assert found["between_runs"] == pytest.approx(0.03, rel=0.1)
+    assert found["all"] == pytest.approx(0.036, rel=0.1)
+    text = terminal(trials_view(of(trials)["kv_cache"]))
+    assert "is what one run's window leaves open, " in text
+
+
+def test_trials_without_intervals_of_their_own_say_nothing_of_the_kind() -> None:
+    assert of([result(1), result(2)])["kv_cache"]["variance"] is None
 
 
 def test_without_storage_traffic_requests_are_the_headline() -> None:
