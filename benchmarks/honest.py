@@ -1,0 +1,91 @@
+"""How often is an honest run called anything but VALID?
+
+    python benchmarks/honest.py DIRECTORY [--runs 200] [--log honest.jsonl] [--minutes 60]
+
+Runs of 10 to 20 s on an idle machine whose disk is not shared, drawn by their number over modes,
+semantics, users, sizes of objects, layouts, fsync and arrivals, none of them beyond what a small
+disk carries. What is drawn does not depend on the log: runs that it has are not made again, so a
+series may be made in parts. Prints each verdict that is not VALID with its rules and their words,
+which somebody has to look at; and at the end how many there were.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+PROGRAM = Path(__file__).resolve().parents[1] / "kv-cache.py"
+_OPEN_RATE = {"tiny-1b": "4", "llama3.1-8b": "0.5"}
+
+
+def drawn(number: int) -> list[str]:
+    """Return the flags of the run of this number."""
+    dice = Random(number)
+    model = dice.choice(["tiny-1b", "tiny-1b", "llama3.1-8b"])
+    flags = [
+        f"--model={model}", "--gpu-mem-gb=0", f"--cpu-mem-gb={dice.choice([0, 0.25, 1])}",
+        f"--storage-capacity-gb={dice.choice([4, 6, 8])}", "--generation-mode=none",
+        f"--num-users={dice.choice([2, 4, 8, 16])}", f"--duration={dice.choice([10, 15, 20])}",
+        f"--warmup={dice.choice([3, 5])}", f"--seed={number}",
+        f"--semantics={dice.choice(['serving', 'serving', 'mlperf'])}",
+        f"--layout={dice.choice(['file', 'file', 'arena', 'bucket'])}",
+        f"--fsync={dice.choice(['never', 'never', 'object', 'batch'])}",
+    ]  # fmt: skip
+    mode = dice.choice(["standard", "standard", "standard", "--prefill-only", "--decode-only"])
+    flags += [mode] if mode.startswith("--") else []
+    if dice.random() < 0.2:
+        flags += ["--arrival=fixed", f"--request-rate={_OPEN_RATE[model]}"]
+    return flags
+
+
+def verdict(directory: Path, number: int) -> dict[str, Any]:
+    """Return what one run was called, and why."""
+    flags = drawn(number)
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch, "R.json")
+        ended = subprocess.run(
+            [sys.executable, PROGRAM, "run", *flags, f"--cache-dir={directory}",
+             f"--output={result}", "--no-progress"],
+            cwd=scratch, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        row: dict[str, Any] = {"run": number, "flags": flags, "exit": ended.returncode}
+        if not result.exists():
+            return {**row, "verdict": "none", "rules": [ended.stderr.strip()[-300:]]}
+        passport = json.loads(result.read_text())["kv_cache"]["passport"]
+    bad = [each for each in passport["rules"] if each["status"] in ("invalid", "suspect")]
+    rules = [f"{each['rule']} {each['message']}" for each in bad]
+    return {**row, "verdict": passport["verdict"], "rules": rules}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--log", type=Path, default=Path("honest.jsonl"))
+    parser.add_argument("--minutes", type=float, default=1e9)
+    given = parser.parse_args()
+    lines = given.log.read_text().splitlines() if given.log.exists() else []
+    rows = {row["run"]: row for row in map(json.loads, lines)}
+    end = time.monotonic() + 60 * given.minutes
+    for number in range(given.runs):
+        if number in rows or time.monotonic() > end:
+            continue
+        rows[number] = row = verdict(given.directory, number)
+        with given.log.open("a") as log:
+            log.write(json.dumps(row) + "\n")
+        if row["verdict"] != "valid":
+            print(number, row["verdict"], " ".join(row["flags"]), *row["rules"], sep="\n   ")
+            sys.stdout.flush()
+    print(len(rows), "runs:", dict(Counter(row["verdict"] for row in rows.values())))
+    print("rules:", dict(Counter(r.split()[0] for row in rows.values() for r in row["rules"])))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
