@@ -9,6 +9,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import sqrt
 from typing import Any
 
@@ -20,6 +21,7 @@ from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.run import open_run
 from kv_cache.bench.run_plan import RunHooks, RunPlan
+from kv_cache.config.build import Load, fillable_bytes
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import Config
 from kv_cache.config.schema import opt
@@ -27,7 +29,7 @@ from kv_cache.config.sections import FILES_BESIDE
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError
 from kv_cache.core.exits import Exit
-from kv_cache.core.kinds import Phase, Qos
+from kv_cache.core.kinds import Phase, Qos, RunMode
 from kv_cache.core.seed import Seed
 from kv_cache.core.text import as_json
 from kv_cache.core.units import NS_PER_S
@@ -45,6 +47,7 @@ from kv_cache.schedule.probe import Batch, Judged, ProbeStatus, ProbeVerdict, co
 from kv_cache.sim.run import simulate
 from kv_cache.view.parts import View
 from kv_cache.view.picture.plot import plot_beside
+from kv_cache.workload.left_behind import left_behind
 
 log = logging.getLogger("kv_cache")
 
@@ -336,6 +339,23 @@ def _tested(config: Config, job: Job, slos: Sequence[Slo]) -> tuple[Slo, ...]:
     return tuple(slo for slo in slos if slo.qos in some)
 
 
+def _loaded(job: Job, config: Config) -> tuple[Load, Mapping[str, int]]:
+    """Return the load of a probe, and the state of the cache that it begins with.
+
+    A trace in which blocks are asked for again is asked from its middle on, with what its first
+    half left in the cache: from an empty one it would be another workload."""
+    begun = 0 if job.found is None else job.found.rows // 2
+    if begun and config.mode is RunMode.STANDARD:
+        before = islice(job.build(config).source.plan(), begun)
+        kept = left_behind(before, fillable_bytes(config, job.specs))
+        if kept:
+            nbytes = sum(block.nbytes for blocks in kept for block in blocks)
+            load = job.build(config, begun=begun)
+            stored = (*load.populate, *kept)
+            return replace(load, populate=stored), {"rows_before": begun, "bytes": nbytes}
+    return job.build(config), {"rows_before": 0, "bytes": 0}
+
+
 class _Probing:
     """Runs one probe: collects its batches, and ends it when it is sure."""
 
@@ -345,12 +365,13 @@ class _Probing:
         self._search, self._config = search, config
         self._caught, self._progress = caught, progress
         self._batches: list[Batch] = []
+        self.cache_state: Mapping[str, int] = {}
         self.slos = _tested(config, search.job, search.slos)
 
     def run(self, what: str) -> RunOutcome:
         job, config = self._search.job, self._config
         assert config.run.seed is not None
-        load = job.build(config)
+        load, self.cache_state = _loaded(job, config)
         if config.run.virtual_time:
             return simulate(
                 config, load, job.specs, config.run.seed,
@@ -463,7 +484,8 @@ class _Searching:
         verdict = probing.verdict(outcome)
         document = build_result(config, search.job.model, outcome, self._environment)
         why = self._loads.why or ""
-        self._probes.append(probe_of(number, load, why, probing.slos, verdict, outcome, document))
+        probe = probe_of(number, load, why, probing.slos, verdict, outcome, document)
+        self._probes.append(probe._replace(row={**probe.row, "cache_state": probing.cache_state}))
         self._loads.report(load, verdict, outcome.window_s)
         log.info("%s: %s", what, "inside" if verdict.inside else "outside")
         return outcome.death

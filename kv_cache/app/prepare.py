@@ -89,9 +89,10 @@ class Start(Struct, frozen=True, kw_only=True):
 
 
 class Build(Protocol):
-    """The load of a configuration with the same trace; with a salt, the same under other names."""
+    """The load of a configuration with the same trace; with a salt, the same under other names;
+    `begun`: so many rows of the trace have been answered before."""
 
-    def __call__(self, config: Config, salt: str = "") -> Load: ...
+    def __call__(self, config: Config, salt: str = "", begun: int = 0) -> Load: ...
 
 
 def prepare(
@@ -128,10 +129,10 @@ def prepare(
     specs = tier_specs(config, _storage_bytes(config, start.rank))
     trace, trace_survey = _fitting(config, model, specs, trace, trace_survey, progress)
 
-    def build(config: Config, salt: str = "") -> Load:
+    def build(config: Config, salt: str = "", begun: int = 0) -> Load:
         used_seed = seed if config.run.seed is None else config.run.seed
         room = fillable_bytes(config, specs)
-        return build_load(config, model, Seed(used_seed), trace, trace_survey, room, salt)
+        return build_load(config, model, Seed(used_seed), trace, trace_survey, room, salt, begun)
 
     load = build(config)
     check_chunks(config, load.retriever, load.populate, specs)

@@ -88,15 +88,17 @@ def build_load(
     survey: Survey | None,
     capacity_bytes: int | None,
     salt: str = "",
+    begun: int = 0,
 ) -> Load:
     """The source of requests. `found` is the survey of `trace`; `capacity_bytes` is what the tiers
-    can be filled with; with `salt` the same is asked under other names."""
+    can be filled with; with `salt` the same is asked under other names; the first `begun` rows of a
+    trace that is asked at a rate have been answered."""
     if trace is not None:
         check_objects(config, trace)
     room = capacity_bytes
     if room is not None:
         room //= copies(config, config.mixed_shapes().values() or (model,))
-    load = _one_model(config, model, seed, trace, survey, room, salt)
+    load = _one_model(config, model, seed, trace, survey, room, salt, begun)
     mix = build_mix(config, load.geometry, seed)
     ranks = build_ranks(config, model, mix)
     placed = load if mix is None and ranks is None else _placed(config, load, mix, ranks)
@@ -138,6 +140,7 @@ def _one_model(
     survey: Survey | None,
     capacity_bytes: int | None,
     salt: str = "",
+    begun: int = 0,
 ) -> Load:
     """As if all were asked of `model`, on one rank."""
     sessions = trace is not None and TRACE_FORMATS[trace.format_name].grouped
@@ -152,7 +155,8 @@ def _one_model(
     source: Source
     recorded = trace is not None and is_recording(trace)
     if trace is not None and survey is not None:
-        source = _replay(config, geometry, seed, trace, survey, one if recorded else counts)
+        counted = one if recorded else counts
+        source = _replay(config, geometry, seed, trace, survey, counted, begun)
         source = source if recorded else _prompted(config, geometry, seed, source)
     else:
         source = _users(config, geometry, seed, counts)
@@ -478,6 +482,7 @@ def _replay(
     trace: Trace,
     survey: Survey,
     counts: Counts,
+    begun: int = 0,
 ) -> TraceReplay | SessionReplay:
     work = config.workload
     requests = RowRequestsConfig(
@@ -508,9 +513,10 @@ def _replay(
     )
     window = config.trace_window_ns()
     if window is None:
-        return TraceReplay(trace.rows, replay, trace_seed, facts, most, counts)
+        return TraceReplay(trace.rows, replay, trace_seed, facts, most, counts, begun)
     facts["window_s"] = work.trace_window
-    return TraceReplay(_within(trace, window), replay, trace_seed, facts, most, counts)
+    within = _within(trace, window)
+    return TraceReplay(within, replay, trace_seed, facts, most, counts, begun)
 
 
 def _prompted(config: Config, geometry: Geometry, seed: Seed, source: Source) -> Source:

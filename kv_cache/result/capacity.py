@@ -58,6 +58,13 @@ class JudgedSlo(Struct, frozen=True, kw_only=True):
     allowed: Number | None = None
 
 
+class CacheState(Struct, frozen=True, kw_only=True):
+    """What the cache held when a probe began: what so many rows of a trace before had left."""
+
+    rows_before: Count = 0
+    bytes: Count = 0
+
+
 class ProbeFacts(Struct, frozen=True, kw_only=True):
     """One probe: its load, what came out, and whether that kept the SLOs."""
 
@@ -78,6 +85,7 @@ class ProbeFacts(Struct, frozen=True, kw_only=True):
     verdict: str = ""
     reasons: list[str] = []
     reuse_hit_ratio: Number | None = None
+    cache_state: CacheState = CacheState()
 
     @property
     def state(self) -> str:

@@ -115,6 +115,10 @@ def _search_facts(facts: CapacityFacts) -> Iterator[tuple[str, str]]:
         yield "why not more", answer.reason
     if limit is not None:
         yield "limited by", f"{limit.what}: {limit.why}"
+    before = [probe.cache_state for probe in facts.probes if probe.cache_state.rows_before]
+    held = f"what {figures(before[0].rows_before)} rows before left" if before else "empty"
+    if facts.probes:
+        yield "cache at the beginning of each probe", held
     for qos, rate in answer.goodput_per_s.items():
         yield f"goodput, {qos}", f"{figures(rate)} requests/s"
 

@@ -117,7 +117,7 @@ class AwaitedAnswers(Generic[W]):
 
 class TraceReplay:
     """`rows` opens the trace anew for each cycle and each plan. `most` is how many rows are sent
-    in all (0 = no limit)."""
+    in all (0 = no limit). The first `begun` rows have been answered before it begins."""
 
     users = None
 
@@ -129,6 +129,7 @@ class TraceReplay:
         facts: Mapping[str, Any],
         most: int = 0,
         counts: Counts = one,
+        begun: int = 0,
     ) -> None:
         self._open = rows
         self._config = config
@@ -146,7 +147,11 @@ class TraceReplay:
         self._ready: list[tuple[int, int, _WaitingRequest]] = []
         self._awaited: AwaitedAnswers[_WaitingRequest] = AwaitedAnswers()
         self._unanswered: dict[int, _WaitingRequest] = {}  # by request id
+        self._begun = begun
         self._advance(0)
+        for _ in range(begun):
+            self.after(self.pop(0), 0)
+        self._counted = self._popped = 0
 
     @property
     def on_demand(self) -> bool:
@@ -188,7 +193,9 @@ class TraceReplay:
         """Walk the cycles in planned time: each begins where the one before had its last
         arrival."""
         yield from answered_at_once(
-            TraceReplay(self._open, self._config, self._seed, {}, self._most, self._counts)
+            TraceReplay(
+                self._open, self._config, self._seed, {}, self._most, self._counts, self._begun
+            )
         )
 
     def describe(self) -> Mapping[str, Any]:

@@ -184,6 +184,26 @@ def test_a_trace_is_searched_by_rate(tmp_path: Path) -> None:
     assert own["answer"]["users_by_class"] in (None, {})
 
 
+def test_a_probe_of_a_trace_begins_with_what_the_rows_before_it_left(tmp_path: Path) -> None:
+    """A hundred prompts in turn: within one probe hardly any comes a second time, in the trace all
+    but the first hundred do. From an empty cache hits were 0."""
+    rows = [
+        {"timestamp": 1000 * i, "input_length": 1024, "output_length": 1,
+         "hash_ids": [2 * (i % 100), 2 * (i % 100) + 1]}
+        for i in range(400)
+    ]  # fmt: skip
+    (tmp_path / "turns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    args = ["--slo=interactive:p50<2s", "--by=rate", "--first=3", "--highest=3", "--lowest=3"]
+    whole = [flag for flag in QUEUE if flag != "--prefill-only"]
+    trace = ["--trace=turns.jsonl", "--storage-capacity-gb=8", "--semantics=serving"]
+    ran = capacity(tmp_path, *args, *whole, *trace, *SHORT, "--probe-warmup=2")
+    own = found(ran)
+    for row in own["probes"]:
+        assert row["cache_state"]["rows_before"] == 200
+        assert row["reuse_hit_ratio"] > 0.9
+    assert "what 200 rows before left" in ran.out
+
+
 # --- a class of which nobody is ----------------------------------------------------------------
 
 NOBODY = UNIFORM.replace("interactive_probability: 1.0", "interactive_probability: 0.0")
