@@ -150,8 +150,10 @@ class TraceReplay:
         self._begun = begun
         self._advance(0)
         for _ in range(begun):
-            self.after(self.pop(0), 0)
-        self._counted = self._popped = 0
+            request = self.pop(0)
+            self.after(request, 0)
+            self._counted -= counts(request) if most else 0
+        self._popped = 0
 
     @property
     def on_demand(self) -> bool:
