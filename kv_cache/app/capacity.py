@@ -21,11 +21,12 @@ from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.bench.run import open_run
 from kv_cache.bench.run_plan import RunHooks, RunPlan
-from kv_cache.config.build import Load, fillable_bytes
+from kv_cache.config.build import fillable_bytes
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import Config
 from kv_cache.config.schema import opt
 from kv_cache.config.sections import FILES_BESIDE
+from kv_cache.core.block import Block
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError
 from kv_cache.core.exits import Exit
@@ -40,7 +41,13 @@ from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.slo import Slo, parse_slos
 from kv_cache.metrics.steady import LEAST_WINDOWS, backlog_grows, stationarity
 from kv_cache.metrics.window import Window
-from kv_cache.result.capacity import Probe, capacity_document, client_bound, probe_of
+from kv_cache.result.capacity import (
+    CacheState,
+    Probe,
+    capacity_document,
+    client_bound,
+    probe_of,
+)
 from kv_cache.result.document import build_result
 from kv_cache.schedule.capacity import CapacitySearch, SearchRules
 from kv_cache.schedule.probe import Batch, Judged, ProbeStatus, ProbeVerdict, counts_of, judge
@@ -208,6 +215,18 @@ def planned_capacity(options: CapacityOptions, config: Config, notes: Sequence[s
 # --- checking --------------------------------------------------------------------------------
 
 
+class _Past(Struct, frozen=True, kw_only=True):
+    """What the rows before a probe of a trace have left in the cache; nothing but of a trace."""
+
+    rows: int = 0
+    blocks: tuple[tuple[Block, ...], ...] = ()
+
+    @property
+    def state(self) -> CacheState:
+        stored = sum(block.nbytes for blocks in self.blocks for block in blocks)
+        return CacheState(rows_before=self.rows, bytes=stored)
+
+
 class _Search(Struct, frozen=True, kw_only=True):
     """A checked search."""
 
@@ -215,6 +234,7 @@ class _Search(Struct, frozen=True, kw_only=True):
     slos: tuple[Slo, ...]
     by_users: bool
     rules: SearchRules
+    past: _Past
 
     @property
     def unit(self) -> str:
@@ -247,6 +267,7 @@ def _plan(
         slos=slos,
         by_users=options.by_users,
         rules=_rules(options, fewest, least_s),
+        past=_past(job, _at(job.config, job.seed, 1.0, 0, False)),
     )
 
 
@@ -339,21 +360,15 @@ def _tested(config: Config, job: Job, slos: Sequence[Slo]) -> tuple[Slo, ...]:
     return tuple(slo for slo in slos if slo.qos in some)
 
 
-def _loaded(job: Job, config: Config) -> tuple[Load, Mapping[str, int]]:
-    """Return the load of a probe, and the state of the cache that it begins with.
-
-    A trace in which blocks are asked for again is asked from its middle on, with what its first
+def _past(job: Job, config: Config) -> _Past:
+    """A trace in which blocks are asked for again is asked from its middle on, with what its first
     half left in the cache: from an empty one it would be another workload."""
-    begun = 0 if job.found is None else job.found.rows // 2
-    if begun and config.mode is RunMode.STANDARD:
-        before = islice(job.build(config).source.plan(), begun)
-        kept = left_behind(before, fillable_bytes(config, job.specs))
-        if kept:
-            nbytes = sum(block.nbytes for blocks in kept for block in blocks)
-            load = job.build(config, begun=begun)
-            stored = (*load.populate, *kept)
-            return replace(load, populate=stored), {"rows_before": begun, "bytes": nbytes}
-    return job.build(config), {"rows_before": 0, "bytes": 0}
+    rows = 0 if job.found is None else job.found.rows // 2
+    if not rows or config.mode is not RunMode.STANDARD:
+        return _Past()
+    before = islice(job.build(config).source.plan(), rows)
+    blocks = left_behind(before, fillable_bytes(config, job.specs))
+    return _Past(rows=rows, blocks=blocks) if blocks else _Past()
 
 
 class _Probing:
@@ -365,13 +380,15 @@ class _Probing:
         self._search, self._config = search, config
         self._caught, self._progress = caught, progress
         self._batches: list[Batch] = []
-        self.cache_state: Mapping[str, int] = {}
         self.slos = _tested(config, search.job, search.slos)
+        # Which model of a mix a row asks is drawn by the probe's seed.
+        self.past = _past(search.job, config) if config.run.model_mix else search.past
 
     def run(self, what: str) -> RunOutcome:
         job, config = self._search.job, self._config
         assert config.run.seed is not None
-        load, self.cache_state = _loaded(job, config)
+        load = job.build(config, begun=self.past.rows)
+        load = replace(load, populate=(*load.populate, *self.past.blocks))
         if config.run.virtual_time:
             return simulate(
                 config, load, job.specs, config.run.seed,
@@ -484,8 +501,10 @@ class _Searching:
         verdict = probing.verdict(outcome)
         document = build_result(config, search.job.model, outcome, self._environment)
         why = self._loads.why or ""
-        probe = probe_of(number, load, why, probing.slos, verdict, outcome, document)
-        self._probes.append(probe._replace(row={**probe.row, "cache_state": probing.cache_state}))
+        state = probing.past.state
+        self._probes.append(
+            probe_of(number, load, why, probing.slos, verdict, outcome, document, state)
+        )
         self._loads.report(load, verdict, outcome.window_s)
         log.info("%s: %s", what, "inside" if verdict.inside else "outside")
         return outcome.death

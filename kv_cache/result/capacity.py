@@ -159,6 +159,7 @@ def probe_of(
     verdict: ProbeVerdict,
     outcome: RunOutcome,
     document: Mapping[str, Any],
+    cache_state: CacheState,
 ) -> Probe:
     """Return what is kept of one probe. `document` is the result of its run; neither it nor the
     outcome is kept."""
@@ -198,6 +199,7 @@ def probe_of(
         "verdict": section["passport"]["verdict"],
         "reasons": section["passport"]["reasons"],
         "reuse_hit_ratio": section["reuse"]["reuse_hit_ratio"],
+        "cache_state": asdict(cache_state),
     }
     return Probe(
         load=load,

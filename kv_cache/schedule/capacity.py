@@ -344,7 +344,7 @@ class CapacitySearch:
         if not (self._passed and self._failed):
             return None
         steps = [step for step in self.steps if not step.verdict.client_bound]
-        slos = {e.slo for step in steps for e in step.verdict.judged.estimates}
+        slos = dict.fromkeys(e.slo for step in steps for e in step.verdict.judged.estimates)
         evidence = [[e for step in steps for e in self._evidence(step, slo)] for slo in slos]
         return LimitDistribution(evidence, self._rules.lowest, self._rules.highest)
 

@@ -1,8 +1,9 @@
 """What requests that were answered before have left in a cache."""
 
 from collections.abc import Iterable
+from math import inf
 
-from kv_cache.core.block import Block
+from kv_cache.core.block import Block, Key
 from kv_cache.core.request import Request
 from kv_cache.core.units import PAGE_BYTES, round_up
 from kv_cache.workload.prepopulated import FILL_SHARE
@@ -12,21 +13,19 @@ def left_behind(
     requests: Iterable[Request], capacity_bytes: int | None
 ) -> tuple[tuple[Block, ...], ...]:
     """Return the blocks that were asked for latest, the oldest of them first, as many as fit: what
-    is left of a load in a cache that forgets what nobody asked for longest. None where no block was
-    asked for twice, as nothing would be found again."""
-    latest: dict[bytes, Block] = {}
-    repeated = False
+    is left of a load in a cache that forgets what nobody asked for longest. None where no block
+    would have been found in it again."""
+    room = inf if capacity_bytes is None else capacity_bytes * FILL_SHARE
+    latest: dict[Key, Block] = {}
+    held, hits = 0, 0
     for request in requests:
         for block in request.blocks:
-            repeated |= latest.pop(block.key, None) is not None
+            if latest.pop(block.key, None) is None:
+                held += round_up(block.nbytes, PAGE_BYTES)
+            else:
+                hits += 1
             latest[block.key] = block
-    if not repeated:
-        return ()
-    room = float("inf") if capacity_bytes is None else capacity_bytes * FILL_SHARE
-    kept: list[tuple[Block, ...]] = []
-    for block in reversed(latest.values()):
-        room -= round_up(block.nbytes, PAGE_BYTES)
-        if room < 0:
-            break
-        kept.append((block,))
-    return tuple(reversed(kept))
+            while held > room:
+                oldest = latest.pop(next(iter(latest)))
+                held -= round_up(oldest.nbytes, PAGE_BYTES)
+    return tuple((block,) for block in latest.values()) if hits else ()

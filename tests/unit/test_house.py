@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.detection import WAYS, Way
 from benchmarks.mutants import MUTANTS, Mutant
 from tests.cli import ROOT
 
@@ -172,3 +173,14 @@ def test_the_place_of_a_mutant_is_there(mutant: Mutant) -> None:
     """Whoever moves the code that it changes moves the mutant with it."""
     assert mutant.before in (ROOT / mutant.path).read_text()
     assert all((ROOT / test.partition("::")[0]).exists() for test in mutant.tests)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.what)
+def test_a_way_to_a_false_number_names_rules_that_its_test_looks_at(way: Way) -> None:
+    path, _, name = way.test.partition("::")
+    source = (ROOT / path).read_text()
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    mine = [ast.get_source_segment(source, node) or "" for node in functions if node.name == name]
+    looked_at = mine[0] if name else source
+    for rule in way.rules.split(", "):
+        assert rule == "verify" or rule in looked_at, f"{way.test} does not look at {rule}"
