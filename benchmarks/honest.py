@@ -30,19 +30,21 @@ def drawn(number: int) -> list[str]:
     dice = Random(number)
     model = dice.choice(["tiny-1b", "tiny-1b", "llama3.1-8b"])
     mode = dice.choice(["", "", "", "--prefill-only", "--decode-only"])
+    scheduled = model == "tiny-1b" and not mode and dice.random() < 0.4
+    users = 16 if scheduled else dice.choice([2, 4, 8, 16])
     whole_turns = mode == "--decode-only" and dice.random() < 0.5
     flags = [
         f"--model={model}", "--gpu-mem-gb=0", f"--cpu-mem-gb={dice.choice([0, 0.25])}",
         f"--storage-capacity-gb={dice.choice([4, 6, 8])}", "--generation-mode=none",
-        f"--num-users={dice.choice([2, 4, 8, 16])}", f"--duration={dice.choice([10, 15, 20])}",
+        f"--num-users={users}", f"--duration={dice.choice([10, 15, 20])}",
         f"--warmup={dice.choice([3, 5])}", f"--seed={number}",
         f"--layout={dice.choice(['file', 'file', 'arena', 'bucket'])}",
         f"--fsync={dice.choice(['never', 'never', 'object', 'batch'])}",
         f"--semantics={'mlperf' if whole_turns else 'serving'}",
         *([mode] if mode else []), *([_SMALL_BLOCKS] if model != "tiny-1b" else []),
     ]  # fmt: skip
-    if model == "tiny-1b" and dice.random() < 0.3:
-        flags += ["--arrival=fixed", "--request-rate=4"]
+    if scheduled:
+        flags += ["--arrival=fixed", "--request-rate=2"]
     return flags
 
 

@@ -6,7 +6,7 @@ from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, suspect, well
 from kv_cache.metrics.rules.readings import percent
 
-_FEW = 8  # requests by which a queue that is served may differ between two instants
+_FEW = 5  # requests by which a queue that is served may differ between two instants
 _NO_END_MS, _NO_END_TIMES = 1000.0, 10.0  # an operation without an end: of ms, and of p99
 
 
