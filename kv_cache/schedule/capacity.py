@@ -127,6 +127,8 @@ _MIDDLE = (0.15, 0.85)
 """The ends that are brought near: this much of the distribution is below each."""
 _DOUBTFUL = 1.12
 """Ends that are this factor apart: the middle is tried, as there is no end to bring near yet."""
+_NO_LESS = 0.5
+"""Of the highest load that passed: as much is tried at least, however little is known of it."""
 _DISOWNED = 1.3
 """A load that failed, and is this factor below where the limit may be, is tried again."""
 _TRIES = 2
@@ -304,7 +306,9 @@ class CapacitySearch:
             if again:
                 return again
         if far > _DOUBTFUL * near:
-            return self._within(middle), "the middle of where the limit may be"
+            below = [each.load for each in self._passed if each.load < lowest_failed.load]
+            least = max(below, default=0.0) * _NO_LESS  # farther below, fewer requests tell less
+            return self._within(max(middle, least)), "the middle of where the limit may be"
         if middle / low > high / middle:
             return self._within(near), "the lower end of where the limit may be"
         return self._within(far, up=True), "the upper end of where the limit may be"
