@@ -69,7 +69,7 @@ class RealRun(RunState):
         self._answers = StorageAnswers(plan.config, self.clock)
         self._machine = open_machine(plan, hooks, self, self._answers, opening)
         self._directories = self._machine.directories
-        self._precision = follow_precision(
+        self.precision = follow_precision(
             self._config, self.recorder, self.control, self._machine.drive.locked
         )
 
@@ -148,7 +148,7 @@ class RealRun(RunState):
             slos=[str(slo) for slo in self.meter.slos],
             decisions=[decision_row(decision) for decision in self.control.decisions],
             standing=self.control.standing,
-            precision=self._precision,
+            precision=self.precision,
             preconditioning=phases.preconditioning,
             tracing=phases.traced,
             buffers=machine.buffer_facts(),

@@ -295,13 +295,14 @@ class RunProgress:
         elapsed_s, share, left_s, left_requests = self._time(run)
         number = len(run.rounds) + 1
         of_rounds = [f"round {number}"] if run.phase == Phase.PRECONDITION else []
+        sure = run.precision.so_far() if run.precision is not None else ""
         return Snapshot(
             phase=run.phase,
             elapsed_s=elapsed_s,
             share=share,
             left_s=left_s,
             left_requests=left_requests,
-            prefix="  ".join([*([self._prefix] if self._prefix else []), *of_rounds]),
+            prefix="  ".join(word for word in (self._prefix, *of_rounds, sure) if word),
             completed=run.recorder.all.completed,
             running=run.serving.in_flight,
             queued=run.serving.queued,

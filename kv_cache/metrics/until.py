@@ -134,6 +134,7 @@ class Precision:
     def __init__(self, until: Until, pace: ReadPace, start_ns: Callable[[], int]) -> None:
         self.until = until
         self.stopped = False
+        self.share: float | None = None  # as `_share` at the last look
         self._pace, self._start_ns = pace, start_ns
         self._next_ns, self._narrow = 0, 0
         self._rows: list[Histogram] = []
@@ -163,10 +164,17 @@ class Precision:
         share = self._share(elapsed_ns)
         if share is None:
             return False
-        self._next_ns = round(elapsed_ns * LOOK_EVERY)
+        self.share, self._next_ns = share, round(elapsed_ns * LOOK_EVERY)
         self._narrow = self._narrow + 1 if share <= _ROOM * self.until.share else 0
         self.stopped = self._narrow >= LOOKS_IN_A_ROW
         return self.stopped
+
+    def so_far(self) -> str:
+        """Say how sure the figure was at the last look, empty before the first."""
+        if self.share is None:
+            return ""
+        seen = "not known yet" if self.share == inf else f"±{100 * self.share:.3g} %"
+        return f"{self.until.name} {seen}, wanted ±{100 * self.until.share:g} %"
 
     def counts(self) -> list[Counts]:
         """Return the batches of a percentile; none of the headline, which has its own."""

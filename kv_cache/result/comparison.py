@@ -32,8 +32,11 @@ from kv_cache.core.kinds import Phase, RunMode
 from kv_cache.core.text import as_json
 from kv_cache.metrics.intervals import (
     CONFIDENCE,
+    LEAST_BATCHES,
+    Batches,
     Interval,
     autocorrelation,
+    correlation,
     mean_interval,
     ratio_interval,
     series_inflation,
@@ -272,20 +275,21 @@ class Sampled(Struct, frozen=True, kw_only=True):
     why_none: str | None = None
 
 
-def sampled(result: Input, metric: Metric) -> Sampled | None:
+def sampled(result: Input, metric: Metric, base: Input) -> Sampled | None:
     """Return the metric's samples, None if the result does not have it."""
-    return _of_run(result, metric) if result.trials is None else _of_trials(result, metric)
+    return _of_run(result, metric) if result.trials is None else _of_trials(result, metric, base)
 
 
-def _of_trials(result: Input, metric: Metric) -> Sampled | None:
-    """Return the geometric mean, as ratios are of it, and samples in the order of the schedules'
-    digests, so that those of two inputs pair."""
+def _of_trials(result: Input, metric: Metric, base: Input) -> Sampled | None:
+    """Return the geometric mean, as ratios are of it, and samples in the order in which the
+    baseline's trials with their schedules ran, so that those of two inputs pair."""
     rows = result.section.get("metrics")
     row = rows.get(metric.name) if isinstance(rows, Mapping) else None
     values = row.get("values") if isinstance(row, Mapping) else None
     several = [number_at({"v": v}, "v") for v in values] if isinstance(values, list) else []
     pairs = zip(result.schedules, several, strict=False)
-    known = [value for _, value in sorted((s, value) for s, value in pairs if value is not None)]
+    by_order = sorted(pairs, key=lambda pair: base.schedules.index(pair[0]))
+    known = [value for _, value in by_order if value is not None]
     if not known:
         return None
     value = exp(fmean(map(log, known))) if min(known) > 0 else fmean(known)
@@ -419,7 +423,7 @@ class _Pair:
 
     def __init__(self, metric: Metric, base: Input, other: Input) -> None:
         self.metric, self.label = metric, other.label
-        self._a, self._b = sampled(base, metric), sampled(other, metric)
+        self._a, self._b = sampled(base, metric, base), sampled(other, metric, base)
         self._in_pairs = base.in_pairs
 
     @property
@@ -445,7 +449,7 @@ class _Pair:
         if a is None or b is None or self.why_none is not None:
             return None
         try:
-            estimate = (_ratio_of_pairs if self._in_pairs else ratio_interval)(
+            estimate = (ratio_of_pairs if self._in_pairs else ratio_interval)(
                 a.samples, b.samples, confidence
             )
         except OverflowError:  # few samples that differ by orders of magnitude
@@ -484,15 +488,19 @@ class _Pair:
         return Finding.UNCERTAIN if self.differs(1 - CONFIDENCE) else Finding.NONE_FOUND
 
 
-def _ratio_of_pairs(
+def ratio_of_pairs(
     a: Sequence[float], b: Sequence[float], confidence: float
 ) -> tuple[float, Interval] | None:
     """Return the geometric mean of b/a and its interval: Student's t on the logarithms of the
-    ratios."""
+    ratios. From eight pairs on, which are in the order in which they ran, it is wider by how much
+    neighbours correlate: what disturbs a machine seldom ends with one pair."""
     logs = [log(theirs / mine) for mine, theirs in zip(a, b, strict=True)]
     interval = mean_interval(logs, confidence)
     if interval is None:
         return None
+    if len(logs) >= LEAST_BATCHES:
+        reach = Batches(logs, 1, correlation(logs)).reach(confidence)
+        interval = Interval(fmean(logs) - reach, fmean(logs) + reach)
     return exp(fmean(logs)), Interval(exp(interval.low), exp(interval.high))
 
 
@@ -520,7 +528,7 @@ def _headline(inputs: Sequence[Input]) -> Metric:
     """What the mode is there for; requests/s where storage moves nothing at all."""
     mode = inputs[0].identity["mode"]
     metric = METRICS[METRIC[MEASURED[mode if mode in MEASURED else RunMode.STANDARD]]]
-    moved = any((side := sampled(each, metric)) and side.value > 0 for each in inputs)
+    moved = any((side := sampled(each, metric, each)) and side.value > 0 for each in inputs)
     return metric if moved else METRICS[HEADLINES[-1]]
 
 

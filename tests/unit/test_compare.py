@@ -1,5 +1,6 @@
 """Comparing: who may be compared, what a difference is, and how sure it is."""
 
+import math
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -110,6 +111,21 @@ def test_trials_of_the_same_drive_are_seldom_told_apart(tmp_path: Path) -> None:
 
     false = sum(claims(pair(seed)) for seed in range(60))
     assert false <= 6  # 5 % of 60 with room: 7 or more would have a chance of 3 %
+
+
+def test_trials_of_a_drive_whose_speed_wanders_are_seldom_told_apart(tmp_path: Path) -> None:
+    """Neighbours correlate by 0.6, and the test knows it from the order in which they ran."""
+
+    def wanders(seed: int) -> dict[str, Any]:
+        rng, away, rates = random.Random(seed), 0.0, []
+        for _ in range(24):
+            away = 0.6 * away + rng.gauss(0, 0.01)
+            rates.append(GB * math.exp(away))
+        return of([result(k, rate) for k, rate in enumerate(rates, start=1)])
+
+    pairs = (compared(tmp_path, wanders(2 * seed), wanders(2 * seed + 1)) for seed in range(100))
+    told = sum(row(pair, READ).finding is Finding.DIFFERS for pair in pairs)
+    assert told <= 10  # as independent ones: 25
 
 
 def machine(speed: float, rng: random.Random, trials: int = 5) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Ending a run when a figure is sure: what is asked, and whether its interval still holds then."""
 
 import json
+import re
 from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
@@ -219,8 +220,10 @@ def test_two_looks_in_a_row_must_be_narrow_and_each_comes_a_fifth_later(
         return pace_of(processes(0.0, 1, 400, seed=1)[0], spread)(window_ns)
 
     precision = Precision(Until(share=0.05), pace, lambda: 0)
+    assert not precision.so_far()
     assert next(s for s in range(8, 100) if tick(precision, float(s))) == ends_s
     assert precision.stopped
+    assert re.fullmatch(r"headline ±[0-4]\.[0-9]+ %, wanted ±5 %", precision.so_far())
 
 
 # --- whole runs ------------------------------------------------------------------------------
