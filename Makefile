@@ -6,10 +6,14 @@ BIN := $(VENV)/bin
 # worker takes the files that would disturb each other (tests/conftest.py).
 WORKERS := -n 5 --dist loadscope --no-loadscope-reorder
 
-.PHONY: run check test pytest nightly lint bench clean
+.PHONY: native run check test pytest nightly lint bench clean
 
-run: $(VENV)/run.stamp
+run: native
 	$(BIN)/python kv-cache.py
+
+# Small objects are moved without the interpreter, where there is a C compiler.
+native: $(VENV)/run.stamp
+	@$(BIN)/python -m kv_cache.tiers.native
 
 # Lint, types, unit and property tests: under two minutes on two cores.
 check: $(VENV)/test.stamp
@@ -20,7 +24,7 @@ test: $(VENV)/test.stamp
 	+$(MAKE) --no-print-directory -j 2 lint pytest
 
 # First one process writes the bytecode that five would each make at once.
-pytest:
+pytest: native
 	-@$(BIN)/python -m pytest -q --collect-only $(TESTS) > /dev/null
 	$(BIN)/python -m pytest -q $(WORKERS) $(TESTS)
 

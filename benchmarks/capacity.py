@@ -76,6 +76,7 @@ _PAGE = 4096
 _SMALLEST, _LARGEST = 256, 1024  # pages of the largest object
 _FAR = 20  # the SLO in multiples of the mean service
 _NEAR_TRUTH = 0.05
+_CREDIT = 2 << 20  # bytes that the device moves at once after idling: no request of it is larger
 
 
 def search(directory: Path, text: str, options: CapacityOptions, seed: int) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def known(rate: int, seed: int) -> Sequence[Figure]:
     options = CapacityOptions(
         slo=f"batch:p95<{limit_ms}ms", by="rate", first=round(truth * 0.4, 1), concurrency=1
     )
-    with throttled_directory(rate, DEVICE_GIB) as directory:
+    with throttled_directory(rate, DEVICE_GIB, burst_s=_CREDIT / rate) as directory:
         text = _WRITES_ALONE.replace("PAGES", str(pages))
         answer = search(directory, text, options, seed)["answer"]
     off = answer["load"] / truth - 1
@@ -132,7 +133,7 @@ def known(rate: int, seed: int) -> Sequence[Figure]:
 
 def limit_of(rate: int, pages: int, limit_s: float) -> float:
     """Return at which load 5 % of the responses are longer, by Lindley's recursion; the device has
-    a credit of BURST_S after idling."""
+    its credit after idling."""
     dice = np.random.default_rng(0)
     count = 4_000_000
     gaps = dice.standard_exponential(count)
@@ -141,7 +142,7 @@ def limit_of(rate: int, pages: int, limit_s: float) -> float:
     for _ in range(30):
         load = (low + high) / 2
         came = np.cumsum(gaps / load)
-        left = np.maximum.accumulate(came - BURST_S - np.append(0, served[:-1])) + served
+        left = np.maximum.accumulate(came - _CREDIT / rate - np.append(0, served[:-1])) + served
         over = np.mean(left - came > limit_s)
         low, high = (load, high) if over < 0.05 else (low, load)
     return low

@@ -1,6 +1,7 @@
 """Our I/O path beside fio's (figures 1, 2 and 3): the same file, the same settings.
 
     python benchmarks/io_path.py [--quick] [--on disk ram throttled] [--dir D] [--groups N]
+                                 [--sizes-kib 64 256] [--batch 8] [--python]
 
 Whole blocks are stored to and loaded from one preallocated file by threads with direct I/O, from
 buffers in transparent huge pages: by ours through `Mover`, stamped and verified, and by fio
@@ -43,14 +44,16 @@ from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.probes.diskstats import added_up, read_diskstats
 from kv_cache.bench.run import SWITCH_INTERVAL_S
-from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.bench.transfer import Mover, Verify, native_batches
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import Cause, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import GIB, MIB, NS_PER_MS, NS_PER_S
+from kv_cache.core.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_S
+from kv_cache.tiers import native
 from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.native import AbortFlag
 from kv_cache.tiers.nvme import open_storage
 from kv_cache.tiers.payload import Payload
 
@@ -83,6 +86,8 @@ class Case:
     wished_bytes: int  # of a unit
     buffer: int = BUFFER
     verify: str = "stamps"
+    batch: int = 1  # of ours: operations a call
+    native: bool = True
 
     @property
     def blocks(self) -> int:
@@ -95,7 +100,9 @@ class Case:
         return self.blocks * self.block
 
     def __str__(self) -> str:
-        return f"{self.block // MIB} MiB x {self.concurrency}"
+        size = f"{self.block // MIB} MiB" if self.block >= MIB else f"{self.block // KIB} KiB"
+        calls = f" by {self.batch}" if self.batch > 1 else ""
+        return f"{size} x {self.concurrency}{calls}{'' if self.native else ' Python'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,15 +180,15 @@ class _Worker:
             arena_files=[path],
         )
         count = max(BUFFERS, case.concurrency)
+        payload, verify, abort = Payload(Seed(1), case.buffer), Verify(case.verify), AbortFlag()
+        pools = BufferPool(count, case.buffer), BufferPool(count, case.buffer)
+        batches = native_batches(payload, pools, self._clock, verify, abort)
+        if case.native and batches is None:
+            sys.exit(f"no native transfers: {native.library()}")
         self._mover = Mover(
-            {Tier.NVME: store},
-            Payload(Seed(1), case.buffer),
-            BufferPool(count, case.buffer),
-            BufferPool(count, case.buffer),
-            self._clock,
-            Verify(case.verify),
-            threading.Event(),
-        )
+            {Tier.NVME: store}, payload, *pools, self._clock, verify, abort,
+            batches=batches if case.native else None,
+        )  # fmt: skip
         self._refs: list[CopyRef] = []
         self._made = 0
 
@@ -207,12 +214,12 @@ class _Worker:
 
         def work(part: Sequence[Op]) -> None:
             gate.wait()
-            for op in part:
-                done = self._mover.perform(op)
-                if done.ok:
-                    legs.append(done.legs[0])
-                else:
-                    errors.append(done.error)
+            for first in range(0, len(part), self._case.batch):
+                for done in self._mover.perform_all(part[first : first + self._case.batch]):
+                    if done.ok:
+                        legs.append(done.legs[0])
+                    else:
+                        errors.append(done.error)
 
         threads = [
             threading.Thread(target=work, args=[ops[first : first + each]])
@@ -286,8 +293,9 @@ class Fio:
             "fio", "--name=unit", f"--filename={case.path}", *rw, "--direct=1",
             "--ioengine=psync", "--thread", f"--bs={case.block}", f"--numjobs={case.concurrency}",
             f"--size={part}", f"--offset_increment={part}", "--overwrite=1", "--fallocate=none",
-            "--invalidate=0", "--refill_buffers=0", "--iomem_align=2m", "--output-format=json",
-            f"--write_lat_log={logs}/unit", "--per_job_logs=0", "--log_unix_epoch=1",
+            "--invalidate=0", "--refill_buffers=0", "--scramble_buffers=0", "--iomem_align=2m",
+            "--output-format=json", f"--write_lat_log={logs}/unit", "--per_job_logs=0",
+            "--log_unix_epoch=1",
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=_HUGE)
         jobs: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
@@ -412,12 +420,14 @@ def compare(place: str, case: Case, groups: int, actions: Sequence[str]) -> Iter
 class Plan:
     """How much is measured."""
 
-    sizes_mib: Sequence[int]
+    sizes_kib: Sequence[int]
     concurrencies: Sequence[int]
     groups: Mapping[str, int]  # by place: a throttled device repeats itself
     directory: Path
     unit_gib: float | None = None  # of every place; None = the place's own
     buffer_mib: int = BUFFER // MIB
+    batches: Sequence[int] = (1,)
+    native: bool = True
 
 
 PLACES = ("disk", "ram", "throttled")
@@ -430,13 +440,16 @@ def measure(place: str, plan: Plan) -> Iterator[Seen]:
     cases = [
         Case(
             path="",
-            block=size * MIB,
+            block=size * KIB,
             concurrency=concurrency,
             wished_bytes=wished,
             buffer=plan.buffer_mib * MIB,
+            batch=batch,
+            native=plan.native,
         )
-        for size in plan.sizes_mib
+        for size in plan.sizes_kib
         for concurrency in plan.concurrencies
+        for batch in plan.batches
     ]
     largest = max(case.nbytes for case in cases)
     with _directory(place, plan.directory, largest) as directory:
@@ -609,7 +622,7 @@ def plan_of(*, quick: bool, directory: Path, groups: int | None = None) -> Plan:
     )
     usual = {"disk": 5, "ram": 5, "throttled": 3}
     return Plan(
-        sizes_mib=sizes,
+        sizes_kib=[size * MIB // KIB for size in sizes],
         concurrencies=concurrencies,
         groups={place: groups or (1 if quick else usual[place]) for place in PLACES},
         directory=directory,
@@ -622,7 +635,9 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path.cwd())
     parser.add_argument("--quick", action="store_true", help="2 and 32 MiB at 1 and 4, one group")
     parser.add_argument("--groups", type=int)
-    parser.add_argument("--sizes-mib", type=int, nargs="+")
+    parser.add_argument("--sizes-kib", type=int, nargs="+")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1], help="operations a call, ours")
+    parser.add_argument("--python", action="store_true", help="ours without native transfers")
     parser.add_argument("--concurrency", type=int, nargs="+")
     parser.add_argument("--unit-gib", type=float)
     parser.add_argument("--buffer-mib", type=int, default=BUFFER // MIB, help="of ours")
@@ -635,7 +650,9 @@ def main() -> None:
     plan = plan_of(quick=options.quick, directory=options.dir, groups=options.groups)
     chosen = replace(
         plan,
-        sizes_mib=options.sizes_mib or plan.sizes_mib,
+        sizes_kib=options.sizes_kib or plan.sizes_kib,
+        batches=options.batch,
+        native=not options.python,
         concurrencies=options.concurrency or plan.concurrencies,
         unit_gib=options.unit_gib,
         buffer_mib=options.buffer_mib,

@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         "a comparison of trials does not pair them by their schedules",
         "kv_cache/result/comparison.py",
-        "sorted((s, value) for s, value in pairs if value is not None)",
-        "((s, value) for s, value in pairs if value is not None)",
+        "by_order = sorted(pairs, key=lambda pair: base.schedules.index(pair[0]))",
+        "by_order = list(pairs)",
         (f"{UNIT}compare.py",),
     ),
     Mutant(

@@ -12,7 +12,7 @@ from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import NS_PER_S, PAGE_BYTES
-from kv_cache.tiers.base import Sink, Span, Store, Tap
+from kv_cache.tiers.base import Capability, Sink, Span, Store, Tap
 from kv_cache.tiers.buffers import Bytes, aligned_bytes
 
 FLIP = "flip"
@@ -45,7 +45,7 @@ class Faulty:
         self._store = store
         self._fault = fault
         self.tier = store.tier
-        self.capabilities = store.capabilities
+        self.capabilities = store.capabilities & ~Capability.POSITIONAL
         self.removal = store.removal
 
     def create(self, ref: CopyRef) -> Sink:
@@ -98,7 +98,7 @@ class Throttled:
         self._store = store
         self._link = _Link(bytes_per_second, latency_ns, now_ns, sleep_s)
         self.tier = store.tier
-        self.capabilities = store.capabilities
+        self.capabilities = store.capabilities & ~Capability.POSITIONAL
         self.removal = store.removal
 
     def create(self, ref: CopyRef) -> Sink:
@@ -132,6 +132,10 @@ class _SinkAround:
     @property
     def steps(self) -> Sequence[MetadataStep]:
         return self._sink.steps
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        return self._sink.spans
 
     def write(self, offset: int, data: memoryview) -> None:
         self._sink.write(offset, data)

@@ -10,3 +10,7 @@ class MonotonicClock:
 
     def now_ns(self) -> int:
         return time.monotonic_ns() - self._origin_ns
+
+    def of_monotonic(self, ns: int) -> int:
+        """Return an instant of the system's monotonic clock as one of this clock."""
+        return ns - self._origin_ns

@@ -458,7 +458,7 @@ class Drive:
 
     def _transfer(self, ops: tuple[Op, ...]) -> list[OpDone]:
         if self._io_threads == 1 or not self._mover.worth_sharing(ops):
-            return [self._mover.perform(op) for op in ops]
+            return self._mover.perform_all(ops)
         batch = _IoBatch(ops, self._mover)
         for _ in range(min(self._io_threads, len(ops)) - 1):
             self._batches.put(batch)

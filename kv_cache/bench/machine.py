@@ -20,7 +20,7 @@ from kv_cache.bench.stores import (
     open_directories,
     open_stores,
 )
-from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.bench.transfer import Mover, Verify, native_batches
 from kv_cache.bench.witness import Witness
 from kv_cache.config.build import BACKGROUND_THREADS, workers
 from kv_cache.config.root import Config
@@ -77,17 +77,20 @@ def open_machine(
     )
     devices = [device for path in objects if (device := device_of(path)) is not None]
     tracer = _open_tracer(devices, opening.closing) if config.monitor.latency_tracing else None
+    payload = Payload(Seed(plan.seed).child("payload"), config.io.buffer_mib * MIB)
+    pools, verify = (stores.load_buffers, stores.store_buffers), Verify(config.io.verify)
     mover = Mover(
         stores.by_tier,
-        Payload(Seed(plan.seed).child("payload"), config.io.buffer_mib * MIB),
+        payload,
         stores.load_buffers,
         stores.store_buffers,
         state.clock,
-        Verify(config.io.verify),
+        verify,
         opening.abort,
         page_cache=witness.page_cache,
         rehearse=plan.rehearse,
         pulse=answers.pulse,
+        batches=native_batches(payload, pools, state.clock, verify, opening.abort),
     )
     drive = Drive(
         state.world,

@@ -25,6 +25,7 @@ from kv_cache.config.build import follow_precision, policy_facts, tier_facts
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.tiers.base import Store
+from kv_cache.tiers.native import AbortFlag
 from kv_cache.workload.digest import ScheduleDigest, schedule_digest
 
 SWITCH_INTERVAL_S = 0.0001  # the default of 5 ms shows in every short operation: decision 0009
@@ -50,7 +51,7 @@ def open_run(
     """Open a run with real bytes, to be `execute`d once. `wrap` puts something around each store.
     Raises NoAnswerError on leaving if storage did not answer, now or before."""
     with ExitStack() as closing:
-        run = RealRun(plan, stop, hooks, Opening(threading.Event(), closing, wrap))
+        run = RealRun(plan, stop, hooks, Opening(AbortFlag(), closing, wrap))
         closing.callback(run.close)  # before what its threads work on is closed and removed
         yield run
     run.raise_if_silent()

@@ -46,7 +46,7 @@ class StoreCalls:
     def ended(self, began_ns: int, now_ns: int) -> None:
         """A call of storage ended, which had begun at `began_ns`. Of two threads here at once both
         may note the same silence; `find_gaps` knows."""
-        before_ns, self._ended_ns = self._ended_ns, now_ns
+        before_ns, self._ended_ns = self._ended_ns, max(self._ended_ns, now_ns)
         if now_ns - before_ns >= LEAST_NS:
             oldest_ns = min([began_ns, *self._begun()])
             self._silences.append(Silence(max(before_ns, oldest_ns), now_ns))

@@ -32,6 +32,7 @@ from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.gpu import GpuStore, find_devices
 from kv_cache.tiers.memory import MemoryStore
+from kv_cache.tiers.native import AbortFlag
 from kv_cache.tiers.null import RehearsalStore
 from kv_cache.tiers.nvme import NvmeStore, Striped, open_storage, uring
 
@@ -112,7 +113,7 @@ def open_stores(
 class Opening(Struct, frozen=True):
     """`abort` ends operations at their next buffer; `closing` takes what is to be closed."""
 
-    abort: threading.Event
+    abort: AbortFlag
     closing: ExitStack
     wrap: Wrap
 

@@ -6,22 +6,24 @@ pool is only ever stamped, so that its noise stays what it was.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
 from threading import Event
+from typing import Any
 
 import numpy as np
 
+from kv_cache.bench.batches import Batched, BatchMover
 from kv_cache.bench.clock import MonotonicClock
-from kv_cache.bench.probes.pagecache import PageCacheSampler, SampledPages
+from kv_cache.bench.leg_timer import LegTimer
+from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import (
     ABORTED,
     CopyRef,
     Delete,
-    IoChunk,
     Leg,
-    MetadataStep,
     Move,
     Op,
     OpDone,
@@ -30,9 +32,14 @@ from kv_cache.core.effect import (
 )
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
+from kv_cache.tiers import native
 from kv_cache.tiers.base import Capability, Sink, Store, Tap
 from kv_cache.tiers.buffers import Buffer, BufferPool
+from kv_cache.tiers.native import AbortFlag, Does
 from kv_cache.tiers.payload import MISMATCH, Payload
+
+BATCH = 64
+"""Operations of storage that are open at the same time, at most: each may hold a descriptor."""
 
 
 class Verify(StrEnum):
@@ -43,85 +50,26 @@ class Verify(StrEnum):
     OFF = "off"
 
 
-class _LegTimer:
-    """Collects one leg's system calls. The leg is in flight until `leg` is asked for."""
+_VERIFIED = {
+    Verify.STAMPS: Does.STAMPED,
+    Verify.FULL: Does.STAMPED | Does.NOISE,
+    Verify.OFF: Does.READ,
+}
 
-    def __init__(
-        self, clock: MonotonicClock, pulse: StoreCalls, cause: Cause, tier: Tier, kind: OpKind
-    ) -> None:
-        self._clock = clock
-        self._pulse = pulse
-        self.cause = cause
-        self.on_storage = tier is Tier.NVME
-        self._tier = tier
-        self.kind = kind
-        self.engine = "none"
-        self.started_ns = clock.now_ns()
-        self._last_ns = self.started_ns
-        self.device_ns = 0
-        self.aside_ns = 0
-        self._chunks: list[IoChunk] = []
-        self.steps: tuple[MetadataStep, ...] = ()
-        self.sampled: SampledPages | None = None
-        self.calling = False
-        """Inside a call of the store, or that call has raised."""
-        pulse.enter(self)
 
-    @property
-    def began_ns(self) -> int:
-        """When the call began that goes on."""
-        return self._last_ns
-
-    def start(self) -> None:
-        """The first call of the leg begins."""
-        self.begin()
-        self.started_ns = self._last_ns
-
-    def begin(self) -> None:
-        self._last_ns = self._clock.now_ns()
-        self.calling = True  # last: whoever looks takes the instant before for this call's begin
-
-    def end(self, nbytes: int = 0) -> None:
-        """A call ended that the device may have been needed for."""
-        began_ns = self._last_ns
-        self.end_of_names()
-        if nbytes:
-            self._chunks.append(IoChunk(self._last_ns, nbytes))
-        if self.on_storage:
-            self._pulse.ended(began_ns, self._last_ns)
-            self._pulse.moved(self.kind, nbytes)
-
-    def end_of_names(self) -> None:
-        """A call ended that finds, makes or closes a file: memory does that while a device hangs,
-        so it shows no life of it."""
-        now_ns = self._clock.now_ns()
-        self.calling = False
-        self.device_ns += now_ns - self._last_ns
-        self._last_ns = now_ns
-
-    def leg(self, nbytes: int) -> Leg:
-        """Return the whole leg, which ends here."""
-        if self.calling and self.on_storage:  # the call failed, and so it ended too
-            self._pulse.ended(self._last_ns, self._clock.now_ns())
-        self._pulse.leave(self)
-        return self._leg(nbytes)
-
-    def so_far(self, now_ns: int) -> Leg:
-        """Return a leg in flight as far as it has come: at least the time inside its calls."""
-        called_ns = now_ns - self._last_ns if self.calling else 0
-        leg = self._leg(0)._replace(finished_ns=now_ns, device_ns=self.device_ns + called_ns)
-        return leg._replace(aside_ns=now_ns - leg.started_ns - leg.device_ns)
-
-    def _leg(self, nbytes: int) -> Leg:
-        return Leg(
-            self._tier, self.kind, self.engine, nbytes,
-            self.started_ns, self._last_ns, self.device_ns, tuple(self._chunks), self.aside_ns,
-            self.steps,
-        )  # fmt: skip
-
-    def leave_host_to_the_other(self) -> None:
-        """Of a move's two sides the reading one verifies and waits for the buffer."""
-        self.aside_ns = self._last_ns - self.started_ns - self.device_ns
+def native_batches(
+    payload: Payload,
+    pools: Sequence[BufferPool],
+    clock: MonotonicClock,
+    verify: Verify,
+    abort: AbortFlag,
+) -> BatchMover | None:
+    """Return the native transfers of a mover with these parts; None if they were not built."""
+    library = native.library()
+    if isinstance(library, str):
+        return None
+    transfers = native.Transfers(library, payload.noise, [pool.memory for pool in pools])
+    return BatchMover(transfers, payload, clock, abort, _VERIFIED[verify])
 
 
 class Mover:
@@ -140,9 +88,11 @@ class Mover:
         page_cache: PageCacheSampler | None = None,
         rehearse: bool = False,
         pulse: StoreCalls | None = None,
+        batches: BatchMover | None = None,
     ) -> None:
         """`rehearse`: for a store that keeps nothing, stamp and verify all the same, so that all
-        that is left out is the storage. `pulse` is told of every operation."""
+        that is left out is the storage. `pulse` is told of every operation. `batches` moves what
+        can be moved by positional calls; None moves it as the rest, by taps and sinks."""
         self._pulse = pulse or StoreCalls()
         self._rehearse = rehearse
         self._page_cache = page_cache
@@ -157,6 +107,11 @@ class Mover:
         self._has_data = {t: Capability.DATA in s.capabilities for t, s in stores.items()}
         checks = verify is not Verify.OFF
         self._verifies = {tier: checks and has for tier, has in self._has_data.items()}
+        self._batches = batches
+        self._in_batches = {
+            tier: batches is not None and Capability.POSITIONAL in store.capabilities
+            for tier, store in stores.items()
+        }
 
     def verified(self, done: OpDone) -> bool:
         """Whether what was read was compared with what must be there."""
@@ -175,7 +130,26 @@ class Mover:
             for ref in (op.source, op.target)
         )
 
+    def perform_all(self, ops: Sequence[Op]) -> list[OpDone]:
+        """Perform operations one after the other: of those of storage as many in a call as follow
+        each other and do the same."""
+        done: list[OpDone] = []
+        for kind, group in groupby(ops, self._batch_kind):
+            if kind is None:
+                done += map(self.perform, group)
+            else:
+                same: Any = list(group)
+                for first in range(0, len(same), BATCH):
+                    done += self._perform_batch(same[first : first + BATCH])
+        return done
+
+    def _batch_kind(self, op: Op) -> type[Op] | None:
+        of_one = isinstance(op, Read | Write)
+        return type(op) if of_one and self._in_batches[op.target.tier] else None
+
     def perform(self, op: Op) -> OpDone:
+        if self._batch_kind(op) is not None:
+            return self.perform_all((op,))[0]
         match op:
             case Read(copy=ref):
                 return self._read(op, ref)
@@ -189,7 +163,7 @@ class Mover:
     # --- the four operations ---------------------------------------------------------------
 
     def _read(self, op: Op, ref: CopyRef) -> OpDone:
-        timer = _LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.READ)
+        timer = LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.READ)
         try:
             tap = self._open(timer, ref)
             try:
@@ -202,7 +176,7 @@ class Mover:
         return self._done(op, ref, timer)
 
     def _write(self, op: Op, ref: CopyRef) -> OpDone:
-        timer = _LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.WRITE)
+        timer = LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.WRITE)
         try:
             sink = self._create(timer, ref)
             try:
@@ -219,8 +193,8 @@ class Mover:
         return self._done(op, ref, timer)
 
     def _move(self, op: Op, source: CopyRef, target: CopyRef) -> OpDone:
-        reading = _LegTimer(self._clock, self._pulse, op.cause, source.tier, OpKind.READ)
-        writing = _LegTimer(self._clock, self._pulse, op.cause, target.tier, OpKind.WRITE)
+        reading = LegTimer(self._clock, self._pulse, op.cause, source.tier, OpKind.READ)
+        writing = LegTimer(self._clock, self._pulse, op.cause, target.tier, OpKind.WRITE)
         started_ns = reading.started_ns
         reason = side = None
         try:
@@ -248,7 +222,7 @@ class Mover:
         return OpDone(op, started_ns, self._clock.now_ns(), legs, reason, side)
 
     def _delete(self, op: Op, ref: CopyRef) -> OpDone:
-        timer = _LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.DELETE)
+        timer = LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.DELETE)
         timer.engine = self._stores[ref.tier].removal
         try:
             self._stores[ref.tier].delete(ref)
@@ -257,9 +231,73 @@ class Mover:
             return self._done(op, ref, timer, error)
         return self._done(op, ref, timer)
 
+    # --- many in a call --------------------------------------------------------------------
+
+    def _perform_batch(self, ops: Sequence[Read | Write]) -> list[OpDone]:
+        """Reads, or writes, of copies whose bytes positional calls may move."""
+        assert self._batches is not None
+        reads = isinstance(ops[0], Read)
+        kind = OpKind.READ if reads else OpKind.WRITE
+        batch = [
+            Batched(op, LegTimer(self._clock, self._pulse, op.cause, op.copy.tier, kind))
+            for op in ops
+        ]
+        try:
+            for one in batch:
+                self._begin(one, reads=reads)
+            if reads:
+                self._batches.load(batch, self._loads)
+            else:
+                self._batches.store(batch, self._stored)
+            return [self._end_read(one) if reads else self._end_write(one) for one in batch]
+        except BaseException:
+            for one in batch:
+                one.give_up()
+            raise
+
+    def _begin(self, one: Batched, *, reads: bool) -> None:
+        try:
+            if reads:
+                one.tap = self._open(one.timer, one.ref)
+            else:
+                one.sink = self._create(one.timer, one.ref)
+        except StoreError as error:
+            one.error = error
+
+    def _end_read(self, one: Batched) -> OpDone:
+        tap, one.tap = one.tap, None
+        if one.error is not None:
+            one.timer.sampled = None  # of a load that ended well alone
+        try:
+            if tap is not None:
+                self._close(one.timer, tap)
+        except StoreError as error:
+            one.error = one.error or error
+        return self._done(one.op, one.ref, one.timer, one.error)
+
+    def _end_write(self, one: Batched) -> OpDone:
+        sink, one.sink = one.sink, None
+        try:
+            if sink is not None:
+                self._end_sink(one, sink)
+        except StoreError as error:
+            one.error = error
+        return self._done(one.op, one.ref, one.timer, one.error)
+
+    def _end_sink(self, one: Batched, sink: Sink) -> None:
+        try:
+            if one.error is not None:
+                raise one.error
+            self._commit(one.timer, sink)
+        except BaseException:
+            sink.abort()
+            raise
+        finally:
+            one.timer.steps = tuple(sink.steps)
+
     # --- their parts -----------------------------------------------------------------------
 
-    def _open(self, timer: _LegTimer, ref: CopyRef) -> Tap:
+    def _open(self, timer: LegTimer, ref: CopyRef) -> Tap:
         timer.start()
         tap = self._stores[ref.tier].open(ref)
         timer.end_of_names()
@@ -268,7 +306,7 @@ class Mover:
             timer.sampled = self._page_cache.before(tap.spans)
         return tap
 
-    def _close(self, timer: _LegTimer, tap: Tap) -> None:
+    def _close(self, timer: LegTimer, tap: Tap) -> None:
         if self._page_cache is not None and timer.sampled is not None and not timer.calling:
             self._page_cache.after(timer.sampled, tap.spans)
         timer.begin()
@@ -276,19 +314,19 @@ class Mover:
         timer.end_of_names()
         timer.steps = tuple(tap.steps)
 
-    def _create(self, timer: _LegTimer, ref: CopyRef) -> Sink:
+    def _create(self, timer: LegTimer, ref: CopyRef) -> Sink:
         timer.start()
         sink = self._stores[ref.tier].create(ref)
         timer.end_of_names()
         timer.engine = sink.engine
         return sink
 
-    def _commit(self, timer: _LegTimer, sink: Sink) -> None:
+    def _commit(self, timer: LegTimer, sink: Sink) -> None:
         timer.begin()
         sink.commit()
         timer.end()
 
-    def _load_chunk(self, timer: _LegTimer, tap: Tap, ref: CopyRef, offset: int) -> None:
+    def _load_chunk(self, timer: LegTimer, tap: Tap, ref: CopyRef, offset: int) -> None:
         if not self._has_data[ref.tier]:
             self._pretend(timer, ref, offset, self._loads)
             return
@@ -298,7 +336,7 @@ class Mover:
         finally:
             self._loads.give(buffer)
 
-    def _fetch(self, timer: _LegTimer, tap: Tap, buffer: Buffer, ref: CopyRef, offset: int) -> int:
+    def _fetch(self, timer: LegTimer, tap: Tap, buffer: Buffer, ref: CopyRef, offset: int) -> int:
         """Read and verify one buffer; the bytes count as moved even if they are wrong."""
         self._check_abort()
         n = min(self._size, ref.nbytes - offset)
@@ -311,7 +349,7 @@ class Mover:
                 raise StoreError(MISMATCH, f"{ref} at {offset}")
         return n
 
-    def _store_chunk(self, timer: _LegTimer, sink: Sink, ref: CopyRef, offset: int) -> None:
+    def _store_chunk(self, timer: LegTimer, sink: Sink, ref: CopyRef, offset: int) -> None:
         if not self._has_data[ref.tier]:
             self._pretend(timer, ref, offset, self._stored)
             return
@@ -328,8 +366,8 @@ class Mover:
 
     def _carry_chunk(
         self,
-        reading: _LegTimer,
-        writing: _LegTimer,
+        reading: LegTimer,
+        writing: LegTimer,
         tap: Tap,
         sink: Sink,
         source: CopyRef,
@@ -349,7 +387,7 @@ class Mover:
         finally:
             self._loads.give(buffer)
 
-    def _pretend(self, timer: _LegTimer, ref: CopyRef, offset: int, pool: BufferPool) -> None:
+    def _pretend(self, timer: LegTimer, ref: CopyRef, offset: int, pool: BufferPool) -> None:
         """A store that keeps nothing is given nothing: only the harness is left to measure."""
         n = min(self._size, ref.nbytes - offset)
         if self._rehearse:
@@ -378,7 +416,7 @@ class Mover:
             raise StoreError(ABORTED)
 
     def _done(
-        self, op: Op, ref: CopyRef, timer: _LegTimer, error: StoreError | None = None
+        self, op: Op, ref: CopyRef, timer: LegTimer, error: StoreError | None = None
     ) -> OpDone:
         legs = (timer.leg(ref.nbytes),)
         reason, side = (None, None) if error is None else (error.reason, timer.kind)

@@ -39,6 +39,7 @@ class Capability(Flag):
     DURABLE = auto()  # committed data survives power loss
     EMULATED = auto()  # in place of hardware that is not there
     DATA = auto()  # keeps the bytes (the null store does not)
+    POSITIONAL = auto()  # positional calls may move them, to and from the spans of taps and sinks
 
 
 class Span(NamedTuple):
@@ -64,6 +65,9 @@ class Sink(Protocol):
 
     @property
     def steps(self) -> Sequence[MetadataStep]: ...
+
+    @property
+    def spans(self) -> Sequence[Span]: ...
 
     def write(self, offset: int, data: memoryview) -> None: ...
 

@@ -33,10 +33,11 @@ class Buffer:
     """One buffer: as bytes for system calls, as pages of 64-bit words for the payload. `tint` and
     `filled_pages` are the payload's notes of what the buffer holds; a fresh one holds nothing."""
 
-    __slots__ = ("array", "filled_pages", "tint", "view", "words")
+    __slots__ = ("address", "array", "filled_pages", "tint", "view", "words")
 
     def __init__(self, array: Bytes) -> None:
         self.array = array
+        self.address: int = array.ctypes.data
         self.view = array.data
         self.words = array.view(np.uint64).reshape(-1, PAGE_BYTES // 8)
         self.tint = 0

@@ -17,14 +17,14 @@ not find it there, noise comes in `TINTS` variants (a constant is added to each 
 takes one at its first use and keeps it for good; the buffers of an object take turns where the
 pool has one of the wanted tint free, so that its noise mostly repeats only after `TINTS` buffers.
 What is smaller than 1 MiB begins at a place of the noise that follows from the identity of the
-data, so that many small objects side by side have nothing in common either. Reduction that looks
+data, or behind another such piece, so that many small objects side by side have nothing in common
+either. Reduction that looks
 below the page and that far back (delta coding of similar blocks) can still find it.
 """
 
 import hashlib
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,14 +48,6 @@ _ADDED = frozenset(tint * _TINT % 2**64 for tint in range(TINTS))
 MISMATCH = "verification-failed"
 
 
-class _Identity(NamedTuple):
-    """What the bytes at one place of one copy are made from."""
-
-    bases: tuple[int, ...]
-    tint: int
-    shift: int
-
-
 class Payload:
     """The bytes of every copy of a run, in pieces of at most `buffer_bytes`."""
 
@@ -65,25 +57,53 @@ class Payload:
         noise = np.random.Generator(np.random.SFC64(seed.integer()))
         flat = np.frombuffer(noise.bytes(buffer_bytes), np.uint64)
         self._noise = flat.reshape(-1, PAGE_BYTES // 8)
+        self._last: tuple[bytes, tuple[int, ...]] = (b"", ())
+        self._page_of = {int(word): page for page, word in enumerate(self._noise[:, _PLAIN])}
         pages = np.arange(buffer_bytes // PAGE_BYTES, dtype=np.uint64)
         self._ramps = tuple(pages * np.uint64(step) for step in _STEPS)
+
+    @property
+    def noise(self) -> Words:
+        """Pages of 64-bit words, of which all are made."""
+        return self._noise
 
     def tint(self, ref: CopyRef, offset: int) -> int:
         """Return which variant of the noise a buffer for `ref` at `offset` should have, if one is
         free."""
-        return self._identity(ref, offset, 0).tint
+        return self._tint(self._hashed(ref), offset)
+
+    def bases(self, ref: CopyRef, offset: int) -> tuple[int, ...]:
+        """Return the three words of the stamp of the page of `ref` at `offset`."""
+        page, hashed = offset // PAGE_BYTES, self._hashed(ref)
+        if not page:
+            return hashed
+        pairs = zip(hashed, _STEPS, strict=True)
+        return tuple((base + page * step) % 2**64 for base, step in pairs)
+
+    def place(self, ref: CopyRef, pages: int) -> int:
+        """Return the page of a buffer at which so many pages, `ref` first, should lie."""
+        return self._place(self._hashed(ref), pages)
+
+    def fill(self, buffer: Buffer, pages: int, tint: int) -> None:
+        """Make sure that the first pages hold noise, in the tint that the buffer has for good: this
+        one if it holds none yet."""
+        first = buffer.filled_pages
+        if not first:
+            buffer.tint = tint
+        if first < pages:
+            noise = self._noise[first:pages]
+            np.add(noise, _word(buffer.tint * _TINT), out=buffer.words[first:pages])
+            buffer.filled_pages = pages
 
     def stamp(self, buffer: Buffer, ref: CopyRef, offset: int, nbytes: int) -> memoryview:
         """Make the `nbytes` of `ref` at `offset` (whole buffers) somewhere in `buffer`: the answer
         says where. Nearly free once the buffer has been used.
         """
-        pages = nbytes // PAGE_BYTES
-        bases, tint, shift = self._identity(ref, offset, pages)
-        if not buffer.filled_pages:
-            buffer.tint = tint
-        self._fill(buffer, shift + pages)
+        pages, hashed = nbytes // PAGE_BYTES, self._hashed(ref)
+        shift = self._place(hashed, pages)
+        self.fill(buffer, shift + pages, self._tint(hashed, offset))
         words = buffer.words[shift : shift + pages]
-        for word, stamps in self._stamps(pages, bases):
+        for word, stamps in self._stamps(pages, self.bases(ref, offset)):
             words[:, word] = stamps
         return buffer.view[shift * PAGE_BYTES : shift * PAGE_BYTES + nbytes]
 
@@ -91,35 +111,29 @@ class Payload:
         """Return whether the first `nbytes` are those of `ref` at `offset`; `full` compares every
         byte."""
         words = buffer.words[: nbytes // PAGE_BYTES]
-        bases, _, shift = self._identity(ref, offset, len(words))
-        for word, stamps in self._stamps(len(words), bases):
+        for word, stamps in self._stamps(len(words), self.bases(ref, offset)):
             if not np.array_equal(words[:, word], stamps):
                 return False
-        return not full or self._is_noise(words, shift)
+        return not full or self._is_noise(words)
 
-    def _fill(self, buffer: Buffer, pages: int) -> None:
-        """Make sure that the first pages hold noise, in the tint that the buffer has for good."""
-        first = buffer.filled_pages
-        if first < pages:
-            noise = self._noise[first:pages]
-            np.add(noise, _word(buffer.tint * _TINT), out=buffer.words[first:pages])
-            buffer.filled_pages = pages
+    def _is_noise(self, words: Words) -> bool:
+        """Return whether all but the stamps is right: noise of pages in a row taken away, one tint
+        must be left of all."""
+        plain = int(words[0, _PLAIN])
+        for added in _ADDED:
+            shift = self._page_of.get((plain - added) % 2**64)
+            if shift is not None and shift + len(words) <= len(self._noise):
+                return self._has_added(words, self._noise[shift : shift + len(words)], added)
+        return False
 
-    def _is_noise(self, words: Words, shift: int) -> bool:
-        """Return whether all but the stamps is right: noise taken away, one tint must be left of
-        all."""
-        tint = (int(words[0, _PLAIN]) - int(self._noise[shift, _PLAIN])) % 2**64
-        if tint not in _ADDED:
-            return False
-        added = np.uint64(tint)
+    def _has_added(self, words: Words, noise: Words, added: int) -> bool:
         scratch = np.empty((_STEP, words.shape[1]), np.uint64)
         for start in range(0, len(words), _STEP):
             read = words[start : start + _STEP]
             left = scratch[: len(read)]
-            first = shift + start
-            np.subtract(read, self._noise[first : first + len(read)], out=left)
-            left[:, _WORDS] = added
-            if not (left == added).all():
+            np.subtract(read, noise[start : start + len(read)], out=left)
+            left[:, _WORDS] = _word(added)
+            if not (left == _word(added)).all():
                 return False
         return True
 
@@ -128,16 +142,21 @@ class Payload:
         for word, ramp, base in zip(_WORDS, self._ramps, bases, strict=True):
             yield word, ramp[:pages] + _word(base)
 
-    def _identity(self, ref: CopyRef, offset: int, pages: int) -> _Identity:
-        page = offset // PAGE_BYTES
-        name = ref.key + struct.pack("<Q", ref.version)
-        digest = hashlib.blake2b(name, digest_size=24, key=self._salt).digest()
-        hashed = struct.unpack("<3Q", digest)
-        tint = (hashed[0] + offset // self._buffer_bytes) % TINTS
-        bases = tuple(base + page * step for base, step in zip(hashed, _STEPS, strict=True))
+    def _hashed(self, ref: CopyRef) -> tuple[int, ...]:
+        name = ref.key + ref.version.to_bytes(8, "little")
+        last, hashed = self._last  # asked for the same copy several times in a row
+        if last != name:
+            digest = hashlib.blake2b(name, digest_size=24, key=self._salt).digest()
+            hashed = struct.unpack("<3Q", digest)
+            self._last = (name, hashed)
+        return hashed
+
+    def _tint(self, hashed: tuple[int, ...], offset: int) -> int:
+        return (hashed[0] + offset // self._buffer_bytes) % TINTS
+
+    def _place(self, hashed: tuple[int, ...], pages: int) -> int:
         room = min(len(self._noise) - pages, _FARTHEST) if pages < _FARTHEST else 0
-        shift = hashed[1] % (room + 1)
-        return _Identity(bases, tint, shift)
+        return hashed[1] % (room + 1)
 
 
 def _word(value: int) -> np.uint64:

@@ -199,6 +199,9 @@ def identity_facts(section: Json) -> list[tuple[str, str]]:
     ]
     if value_at(section, "driver") != "virtual-time":
         rows += [("drive", text) for text in drive_texts(section)]
+        rows.append(
+            ("data path", plain(str(value_at(section, "tiers.storage.store.data_path") or "")))
+        )
         rows.append(("machine", machine_text(section)))
     return [(name, text) for name, text in rows if text]
 

@@ -37,7 +37,7 @@ from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
-from kv_cache.tiers.base import Sink, Store, Tap
+from kv_cache.tiers.base import Capability, Sink, Store, Tap
 from kv_cache.tiers.buffers import Buffer
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import MISMATCH, Payload
@@ -80,7 +80,7 @@ class Watch:
 class _WatchedStore:
     def __init__(self, store: Store, watch: Watch) -> None:
         self.tier, self.removal = store.tier, store.removal
-        self.capabilities = store.capabilities
+        self.capabilities = store.capabilities & ~Capability.POSITIONAL
         self.describe, self.delete, self.close = store.describe, store.delete, store.close
         self._store, self._watch = store, watch
 

@@ -52,7 +52,7 @@ from kv_cache.metrics.passport import RULES, Thresholds, judge
 from kv_cache.result.chain import file_digest, sealed_files
 from kv_cache.result.document import build_result
 from kv_cache.result.verification import RunVerification
-from kv_cache.tiers.base import Sink, Store, Tap
+from kv_cache.tiers.base import Capability, Sink, Span, Store, Tap
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme import choose_engine
 from kv_cache.tiers.payload import Payload
@@ -370,7 +370,7 @@ class Around:
     def __init__(self, store: Store) -> None:
         self.inner = store
         self.tier = store.tier
-        self.capabilities = store.capabilities
+        self.capabilities = store.capabilities & ~Capability.POSITIONAL
         self.removal = store.removal
 
     def create(self, ref: CopyRef) -> Sink:
@@ -412,6 +412,10 @@ class _OtherSink:
     @property
     def steps(self) -> Sequence[MetadataStep]:
         return self._sink.steps
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        return self._sink.spans
 
     def write(self, offset: int, data: memoryview) -> None:
         self._write(self._sink, offset, data)

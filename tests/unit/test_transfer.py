@@ -13,16 +13,17 @@ import pytest
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.probes.pagecache import PageCacheSampler
-from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.bench.transfer import Mover, Verify, native_batches
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import ABORTED, CopyRef, Delete, Leg, Move, Op, OpDone, Read, Write
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, PAGE_BYTES
-from kv_cache.tiers.base import Sink, Store, Tap
+from kv_cache.tiers.base import Capability, Sink, Store, Tap
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.memory import MemoryStore
+from kv_cache.tiers.native import AbortFlag
 from kv_cache.tiers.null import NullStore
 from kv_cache.tiers.nvme import NvmeStore, open_storage
 from kv_cache.tiers.payload import MISMATCH, Payload
@@ -44,7 +45,8 @@ class Rig:
     stores: dict[Tier, Store]
     root: Path
     verify: Verify = Verify.STAMPS
-    abort: threading.Event = field(default_factory=threading.Event)
+    native: bool = True
+    abort: AbortFlag = field(default_factory=AbortFlag)
     loads: BufferPool = field(init=False)
     stored: BufferPool = field(init=False)
     mover: Mover = field(init=False)
@@ -54,9 +56,12 @@ class Rig:
         payload = Payload(Seed(3).child("payload"), BUFFER)
         self.loads = BufferPool(POOL, BUFFER)
         self.stored = BufferPool(POOL, BUFFER)
+        clock, pools = MonotonicClock(), (self.loads, self.stored)
+        batches = native_batches(payload, pools, clock, self.verify, self.abort)
         self.mover = Mover(
-            self.stores, payload, self.loads, self.stored, MonotonicClock(), self.verify, self.abort
-        )
+            self.stores, payload, *pools, clock, self.verify, self.abort,
+            batches=batches if self.native else None,
+        )  # fmt: skip
 
     def perform(self, op: Op) -> OpDone:
         """The operation, after which all buffers must be back and the report consistent."""
@@ -139,9 +144,10 @@ def _engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(name="rig")
-def _rig(engine: str, tmp_path: Path) -> Iterator[Rig]:
-    rig = rig_of(tmp_path, engine)
+@pytest.fixture(name="rig", params=["native", "python"])
+def _rig(request: pytest.FixtureRequest, engine: str, tmp_path: Path) -> Iterator[Rig]:
+    """What the native transfers do, and what Python does in their place."""
+    rig = rig_of(tmp_path, engine, native=request.param == "native")
     before = len(os.listdir("/proc/self/fd"))
     yield rig
     assert len(os.listdir("/proc/self/fd")) == before, "a descriptor was not closed"
@@ -208,6 +214,30 @@ def test_every_size_passes_every_way_of_checking(
     assert rig.move(up, down).ok
     (leg,) = rig.read(down).legs
     assert sum(moved(leg)) == nbytes
+
+
+def test_many_operations_in_a_call_are_each_as_one_alone(rig: Rig) -> None:
+    """Of two kinds, of sizes below and above a buffer's, on two tiers, and one has vanished."""
+    sizes = [PAGE_BYTES, SIZE, 3 * PAGE_BYTES, BUFFER, 7 * PAGE_BYTES]
+    refs = [rig.copy(Tier.NVME, nbytes) for nbytes in sizes]
+    in_memory = rig.copy(Tier.CPU)
+    done = rig.mover.perform_all([Write(ref, Cause.PREFILL) for ref in [*refs, in_memory]])
+    assert all(each.ok for each in done)
+    assert rig.perform(Delete(refs[2], Cause.EVICTION)).ok
+    loads: list[Op] = [Read(ref, Cause.REUSE) for ref in [*refs, in_memory]]
+    done = rig.mover.perform_all([*loads, Delete(refs[0], Cause.EVICTION)])
+    assert [each.op for each in done[:-1]] == loads
+    assert [each.error for each in done] == [None, None, "vanished", None, None, None, None]
+    for each in done:
+        check_instants(each)
+    assert [leg_bytes(each.legs[0]) for each in done[:-1]] == [
+        *(0 if ref is refs[2] else ref.nbytes for ref in refs), SIZE,
+    ]  # fmt: skip
+    assert (rig.loads.available, rig.stored.available) == (POOL, POOL)
+
+
+def leg_bytes(leg: Leg) -> int:
+    return sum(chunk.nbytes for chunk in leg.chunks)
 
 
 def test_threads_share_few_buffers(rig: Rig) -> None:
@@ -458,7 +488,7 @@ class BadEnds:
         self._on_write = on_write
         self._on_close = on_close
         self.tier = store.tier
-        self.capabilities = store.capabilities
+        self.capabilities = store.capabilities & ~Capability.POSITIONAL
         self.delete = store.delete
         self.describe = store.describe
         self.close = store.close
@@ -473,7 +503,7 @@ class BadEnds:
 class _BadSink:
     def __init__(self, sink: Sink, error: Exception | None) -> None:
         self.engine = sink.engine
-        self.steps = sink.steps
+        self.steps, self.spans = sink.steps, sink.spans
         self._error = error
         self._write = sink.write
         self.commit = sink.commit

@@ -10,7 +10,7 @@ import pytest
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_S, PAGE_BYTES
-from kv_cache.tiers.base import Store
+from kv_cache.tiers.base import Capability, Store
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.nvme import open_storage
 from tests.stores import (
@@ -160,7 +160,7 @@ def test_a_wrapper_passes_on_what_is_under_it(tmp_path: Path) -> None:
     faulty = Faulty(files, lambda kind, ref: None if kind is OpKind.DELETE else FLIP)
     store = Throttled(faulty, bytes_per_second=1e12)
     assert (store.tier, store.removal) == (Tier.NVME, "unlink")
-    assert store.capabilities == files.capabilities
+    assert store.capabilities == files.capabilities & ~Capability.POSITIONAL
     ref = copy(BUFFER)
     sink = store.create(ref)
     put(sink, ref)

@@ -23,6 +23,7 @@ from kv_cache.tiers.base import Capability, Span, reason_of
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme.uring import UringRegion, uring_missing
 
+_SECTOR = 512
 _DIRECT = getattr(os, "O_DIRECT", 0)  # stores are opened on Linux alone, which has it
 
 
@@ -71,6 +72,8 @@ class _PreadRegion:
             got = os.preadv(self._fd, [into], at)
             if got == 0:
                 raise StoreError("truncated", "the file ends before its object does")
+            if got < len(into) and got % _SECTOR:  # no direct read ends within one elsewhere
+                raise StoreError("truncated", "the file ends before its object does")
             at += got
             into = into[got:]
 
@@ -85,7 +88,7 @@ class Direct:
     """O_DIRECT: the page cache is not involved."""
 
     name = "direct"
-    capabilities = Capability.DIRECT | Capability.DATA
+    capabilities = Capability.DIRECT | Capability.DATA | Capability.POSITIONAL
     open_flags = _DIRECT
     writes_need_space = False
 

@@ -9,6 +9,7 @@ from typing import Any
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
+from kv_cache.tiers import native
 from kv_cache.tiers.base import Capability, Sink, Span, Steps, Tap, store_errors
 from kv_cache.tiers.file_options import FSYNC_BATCH
 from kv_cache.tiers.nvme import uring
@@ -111,10 +112,11 @@ class NvmeStore:
             "engine": self._reader.name,
             "write_engine": self._writer.name,
             "engine_note": self._note,
+            "data_path": self._data_path(),
             **self._layout.describe(),
             "fsync": self._fsync,
             "emulated": False,
-            **self._ring_facts(),
+            **({"registered_buffers": uring.registered()} if self._uses_rings else {}),
         }
 
     def flush(self) -> None:
@@ -129,10 +131,16 @@ class NvmeStore:
             finally:
                 self._layout.close()
 
-    def _ring_facts(self) -> Mapping[str, Any]:
-        if "uring" not in (self._reader.name, self._writer.name):
-            return {}
-        return {"registered_buffers": uring.registered()}
+    def _data_path(self) -> str:
+        """Return what moves the bytes, and if it is Python, why."""
+        library = native.library()
+        if Capability.POSITIONAL not in self.capabilities:
+            return f"python: {self._reader.name} has no positional calls"
+        return f"python: {library}" if isinstance(library, str) else "native"
+
+    @property
+    def _uses_rings(self) -> bool:
+        return "uring" in (self._reader.name, self._writer.name)
 
 
 class _Regions:
@@ -190,13 +198,13 @@ class _FileSink:
         self._layout = layout
         self._syncer = syncer
         with store_errors():
-            self._spans = layout.create(
+            self.spans: Spans = layout.create(
                 ref, engine.open_flags, self.steps, allocate=engine.writes_need_space
             )
             try:
-                self._regions = _Regions(self._spans, engine, writable=True)
+                self._regions = _Regions(self.spans, engine, writable=True)
             except BaseException:
-                layout.abort(ref, self._spans)
+                layout.abort(ref, self.spans)
                 raise
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -207,9 +215,9 @@ class _FileSink:
         with store_errors():
             if self._syncer.flushes:
                 self._regions.flush()
-            self._syncer.commit(self._ref, self._spans, self.steps)
+            self._syncer.commit(self._ref, self.spans, self.steps)
             self._regions.close()
-            self._layout.commit(self._ref, self._spans, self.steps)
+            self._layout.commit(self._ref, self.spans, self.steps)
 
     def abort(self) -> None:
         self._regions.close()
@@ -218,7 +226,7 @@ class _FileSink:
                 try:
                     self._syncer.forget(self._ref)
                 finally:
-                    self._layout.abort(self._ref, self._spans)
+                    self._layout.abort(self._ref, self.spans)
         except StoreError as error:
             if error.reason != "vanished":  # something else removed it: nothing is left, as wanted
                 raise
@@ -229,21 +237,27 @@ class _FileTap:
         self.engine = engine.name
         self.steps = Steps()
         self._layout = layout
+        self._engine = engine
+        self._regions: _Regions | None = None  # what is read by positional calls needs none
         with store_errors():
             self.spans: Spans = layout.open(ref, engine.open_flags, self.steps)
             try:
-                self._regions = _Regions(self.spans, engine, writable=False)
+                if Capability.POSITIONAL not in engine.capabilities:
+                    self._regions = _Regions(self.spans, engine, writable=False)
             except BaseException:
                 layout.release(self.spans, self.steps)
                 raise
 
     def read(self, offset: int, into: memoryview) -> None:
         with store_errors():
+            if self._regions is None:
+                self._regions = _Regions(self.spans, self._engine, writable=False)
             self._regions.read(offset, into)
 
     def close(self) -> None:
         spans, self.spans = self.spans, ()
         if spans:
-            self._regions.close()
+            if self._regions is not None:
+                self._regions.close()
             with store_errors():
                 self._layout.release(spans, self.steps)

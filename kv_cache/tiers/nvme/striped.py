@@ -92,7 +92,7 @@ class _DriveSink:
 
     def __init__(self, sink: Sink, owner: Striped, ref: CopyRef) -> None:
         self.engine = sink.engine
-        self.steps = sink.steps
+        self.steps, self.spans = sink.steps, sink.spans
         self._owner = owner
         self._ref = ref
         self._sink = sink

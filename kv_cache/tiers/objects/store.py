@@ -111,6 +111,7 @@ class ObjectStore:
 
 class _ObjectSink:
     engine = ENGINE
+    spans: Sequence[Span] = ()
 
     def __init__(self, store: ObjectStore, ref: CopyRef) -> None:
         self.steps = Steps()

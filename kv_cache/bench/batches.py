@@ -1,0 +1,160 @@
+"""Reads and writes of storage without the interpreter lock, many in a call (`tiers/native`).
+
+For stores whose bytes may be moved by positional calls (`Capability.POSITIONAL`). Names are found,
+made and closed as ever; what lies between goes to the native transfers as a table of pieces, whose
+memory is one buffer of the pool at a time.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.leg_timer import LegTimer
+from kv_cache.core.effect import ABORTED, CopyRef, Read, Write
+from kv_cache.core.errors import StoreError
+from kv_cache.core.units import PAGE_BYTES
+from kv_cache.tiers import native
+from kv_cache.tiers.base import Sink, Span, Tap, reason_of
+from kv_cache.tiers.buffers import Buffer, BufferPool
+from kv_cache.tiers.native import Does, Moved, Piece
+from kv_cache.tiers.payload import MISMATCH, Payload
+
+_REASONS = {native.WRONG: MISMATCH, native.ABORTED: ABORTED}
+
+
+class Batched:
+    """One operation of a batch, while it is performed. A tap or a sink that is there is open."""
+
+    def __init__(self, op: Read | Write, timer: LegTimer) -> None:
+        self.op, self.ref, self.timer = op, op.copy, timer
+        self.tap: Tap | None = None
+        self.sink: Sink | None = None
+        self.error: StoreError | None = None
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """Where its bytes are; nowhere if it could not be opened."""
+        end = self.tap or self.sink
+        return () if end is None else end.spans
+
+    def give_up(self) -> None:
+        """Leave nothing open behind, after a defect of the program."""
+        tap, sink, self.tap, self.sink = self.tap, self.sink, None, None
+        if tap is not None:
+            tap.close()
+        if sink is not None:
+            sink.abort()
+
+
+class _Chunk(NamedTuple):
+    """What of an operation goes through the buffer at once, and where in it."""
+
+    of: Batched
+    offset: int
+    nbytes: int
+    page: int
+
+
+class BatchMover:
+    """Moves the bytes of open taps and sinks."""
+
+    def __init__(
+        self, transfers: native.Transfers, payload: Payload, clock: MonotonicClock,
+        abort: native.AbortFlag, reads: Does,
+    ) -> None:  # fmt: skip
+        """`reads` says what is verified of a read."""
+        self._transfers, self._payload, self._clock = transfers, payload, clock
+        self._abort, self._reads = abort, reads
+
+    def load(self, batch: Sequence[Batched], pool: BufferPool) -> None:
+        """Read what the taps of a batch hold, and verify it."""
+        for chunks, _ in _waves(batch, pool.buffer_bytes):
+            buffer = pool.take()
+            try:
+                self._move(chunks, buffer, self._reads)
+            finally:
+                pool.give(buffer)
+
+    def store(self, batch: Sequence[Batched], pool: BufferPool) -> None:
+        """Write what the sinks of a batch shall hold."""
+        for chunks, pages in _waves(batch, pool.buffer_bytes):
+            first = chunks[0]
+            tint = self._payload.tint(first.of.ref, first.offset)
+            buffer = pool.take(tint)
+            try:
+                begin = self._payload.place(first.of.ref, pages)
+                self._payload.fill(buffer, begin + pages, tint)
+                moved = [chunk._replace(page=begin + chunk.page) for chunk in chunks]
+                self._move(moved, buffer, Does.WRITE | Does.STAMPED)
+            finally:
+                pool.give(buffer)
+
+    def _move(self, chunks: Sequence[_Chunk], buffer: Buffer, does: Does) -> None:
+        live = [chunk for chunk in chunks if chunk.of.error is None]
+        owners: list[_Chunk] = []
+        pieces: list[Piece] = []
+        for number, chunk in enumerate(live):
+            for piece in self._pieces(number, chunk, buffer, does):
+                owners.append(chunk)
+                pieces.append(piece)
+            chunk.of.timer.begin()
+        results = self._transfers.run(pieces, self._abort)
+        for chunk, moved in zip(owners, results, strict=True):
+            self._tell(chunk, moved, writes=bool(does & Does.WRITE))
+
+    def _pieces(self, number: int, chunk: _Chunk, buffer: Buffer, does: Does) -> Iterator[Piece]:
+        address = buffer.address + chunk.page * PAGE_BYTES
+        for fd, at, begin, length in _within(chunk.of.spans, chunk.offset, chunk.nbytes):
+            bases = self._payload.bases(chunk.of.ref, chunk.offset + begin)
+            yield Piece(number, does, fd, at, length, address + begin, *bases)
+
+    def _tell(self, chunk: _Chunk, moved: Moved, *, writes: bool) -> None:
+        """Note what became of one piece of an operation."""
+        of, timer = chunk.of, chunk.of.timer
+        if moved.began_ns:
+            began_ns = self._clock.of_monotonic(moved.began_ns)
+            ended_ns = self._clock.of_monotonic(moved.ended_ns)
+            whole = moved.error in (0, native.WRONG)
+            timer.called(began_ns, ended_ns, moved.nbytes if whole else 0, moved.host_ns)
+        else:
+            timer.calling = False
+        if moved.error and moved.error != native.LEFT_OUT and of.error is None:
+            of.error = _error(moved.error, of.ref, writes=writes)
+
+
+def _waves(batch: Sequence[Batched], room: int) -> Iterator[tuple[list[_Chunk], int]]:
+    """Yield chunks that a buffer of `room` bytes holds at once, and of how many pages they are."""
+    chunks: list[_Chunk] = []
+    used = 0
+    for one in (each for each in batch if each.error is None):
+        for offset in range(0, one.ref.nbytes, room):
+            n = min(room, one.ref.nbytes - offset)
+            if used + n > room:
+                yield chunks, used // PAGE_BYTES
+                chunks, used = [], 0
+            chunks.append(_Chunk(one, offset, n, used // PAGE_BYTES))
+            used += n
+    if chunks:
+        yield chunks, used // PAGE_BYTES
+
+
+def _within(spans: Sequence[Span], offset: int, nbytes: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (descriptor, offset in its file, offset in the range, length) of a range of an
+    object."""
+    at = 0
+    for span in spans:
+        begin, end = max(offset, at), min(offset + nbytes, at + span.length)
+        if begin < end:
+            yield span.fd, span.offset + begin - at, begin - offset, end - begin
+        at += span.length
+
+
+def _error(number: int, ref: CopyRef, *, writes: bool) -> StoreError:
+    if number > 0:
+        return StoreError(reason_of(OSError(number, "")), os.strerror(number))
+    if number == native.SHORT:
+        return StoreError(
+            "short-write" if writes else "truncated", "the file ends before its object"
+        )
+    return StoreError(_REASONS[number], str(ref))

@@ -1,0 +1,108 @@
+"""What one side of an operation took: its calls, and when."""
+
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.probes.pagecache import SampledPages
+from kv_cache.bench.store_calls import StoreCalls
+from kv_cache.core.effect import IoChunk, Leg, MetadataStep
+from kv_cache.core.kinds import Cause, OpKind, Tier
+
+
+class LegTimer:
+    """Collects one leg's system calls. The leg is in flight until `leg` is asked for."""
+
+    def __init__(
+        self, clock: MonotonicClock, pulse: StoreCalls, cause: Cause, tier: Tier, kind: OpKind
+    ) -> None:
+        self._clock = clock
+        self._pulse = pulse
+        self.cause = cause
+        self.on_storage = tier is Tier.NVME
+        self._tier = tier
+        self.kind = kind
+        self.engine = "none"
+        self.started_ns = clock.now_ns()
+        self._last_ns = self.started_ns
+        self.device_ns = 0
+        self.aside_ns = 0
+        self._chunks: list[IoChunk] = []
+        self.steps: tuple[MetadataStep, ...] = ()
+        self.sampled: SampledPages | None = None
+        self._host_ns: int | None = None  # of calls that were made with those of other legs
+        self._covered_ns = 0
+        self.calling = False
+        """Inside a call of the store, or that call has raised."""
+        pulse.enter(self)
+
+    @property
+    def began_ns(self) -> int:
+        """When the call began that goes on."""
+        return self._last_ns
+
+    def start(self) -> None:
+        """The first call of the leg begins."""
+        self.begin()
+        self.started_ns = self._last_ns
+
+    def begin(self) -> None:
+        self._last_ns = self._clock.now_ns()
+        self.calling = True  # last: whoever looks takes the instant before for this call's begin
+
+    def end(self, nbytes: int = 0) -> None:
+        """A call ended that the device may have been needed for."""
+        began_ns = self._last_ns
+        self.end_of_names()
+        if nbytes:
+            self._chunks.append(IoChunk(self._last_ns, nbytes))
+        if self.on_storage:
+            self._pulse.ended(began_ns, self._last_ns)
+            self._pulse.moved(self.kind, nbytes)
+
+    def end_of_names(self) -> None:
+        """A call ended that finds, makes or closes a file: memory does that while a device hangs,
+        so it shows no life of it."""
+        now_ns = self._clock.now_ns()
+        self.calling = False
+        self.device_ns += now_ns - self._last_ns
+        self._last_ns = now_ns
+
+    def called(self, began_ns: int, ended_ns: int, nbytes: int, host_ns: int) -> None:
+        """A call of this leg was made among those of others: the leg begins with its first, and
+        what they took is not its own time. Calls may have been made at the same time."""
+        if self._host_ns is None:
+            self.started_ns, self._host_ns = began_ns - self.device_ns, 0
+        self.calling = False
+        self._host_ns += host_ns
+        self.device_ns += max(0, ended_ns - max(began_ns, self._covered_ns))
+        self._covered_ns = self._last_ns = max(ended_ns, self._covered_ns)
+        if nbytes:
+            self._chunks.append(IoChunk(ended_ns, nbytes))
+        if self.on_storage:
+            self._pulse.ended(began_ns, ended_ns)
+            self._pulse.moved(self.kind, nbytes)
+
+    def leg(self, nbytes: int) -> Leg:
+        """Return the whole leg, which ends here."""
+        if self.calling and self.on_storage:  # the call failed, and so it ended too
+            self._pulse.ended(self._last_ns, self._clock.now_ns())
+        self._pulse.leave(self)
+        if self._host_ns is not None:
+            whole_ns = self._last_ns - self.started_ns
+            self.aside_ns = max(0, whole_ns - self.device_ns - self._host_ns)
+        return self._leg(nbytes)
+
+    def so_far(self, now_ns: int) -> Leg:
+        """Return a leg in flight as far as it has come: at least the time inside its calls."""
+        called_ns = now_ns - self._last_ns if self.calling else 0
+        leg = self._leg(0)._replace(finished_ns=now_ns, device_ns=self.device_ns + called_ns)
+        return leg._replace(aside_ns=now_ns - leg.started_ns - leg.device_ns)
+
+    def _leg(self, nbytes: int) -> Leg:
+        return Leg(
+            self._tier, self.kind, self.engine, nbytes,
+            self.started_ns, self._last_ns, self.device_ns, tuple(self._chunks), self.aside_ns,
+            self.steps,
+        )  # fmt: skip
+
+    def leave_host_to_the_other(self) -> None:
+        """Of a move's two sides the reading one verifies and waits for the buffer."""
+        self.aside_ns = self._last_ns - self.started_ns - self.device_ns

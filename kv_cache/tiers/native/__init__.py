@@ -1,0 +1,195 @@
+"""Transfers of many pieces of files in one call, without the interpreter lock (`transfers.c`).
+
+The library is made by `building.py`, and named after its source, so that one of another version is
+never loaded. Where it is not there, `load` says why, and stores are read and written by their taps
+and sinks, in Python.
+"""
+
+import ctypes
+import functools
+import os
+import struct
+import threading
+from collections.abc import Sequence
+from enum import IntFlag
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_cache.tiers.buffers import Bytes
+from kv_cache.tiers.native.building import library_path
+
+DEPTH = 128
+"""Pieces of a call that are in flight at a time, where there is an io_uring."""
+
+
+class Does(IntFlag):
+    """What is done with a piece, as in `transfers.c`."""
+
+    READ = 0
+    WRITE = 1
+    STAMPED = 2  # a write is stamped first, the stamps of a read are looked at
+    NOISE = 4  # and so is all between them
+
+
+class Piece(NamedTuple):
+    """Pieces of one object follow each other, and after a failure its rest is left out. The bases
+    are the stamps of its first page."""
+
+    object: int
+    does: int
+    fd: int
+    offset: int
+    nbytes: int
+    address: int
+    base0: int
+    base1: int
+    base2: int
+
+
+class Moved(NamedTuple):
+    """What became of a piece: instants of the monotonic clock around its system calls (0 if there
+    were none), and how long it was stamped and verified. `error` is an errno, or one of those
+    below 0."""
+
+    began_ns: int
+    ended_ns: int
+    host_ns: int
+    nbytes: int
+    error: int
+
+
+SHORT, WRONG, ABORTED, LEFT_OUT = -1, -2, -3, -4
+
+_ASKED, _MOVED = "5q4Q", "5q"
+_ROW = struct.Struct(f"={_ASKED}{_MOVED}")
+_RESULT = struct.Struct(f"={_MOVED}")
+_EMPTY = (0,) * 5
+_RESULT_AT = _ROW.size - _RESULT.size
+
+
+class PieceTable:
+    """The rows of one call; what is done can be read while it is done."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.count = len(pieces)
+        self._rows = bytearray(_ROW.size * len(pieces))
+        for number, piece in enumerate(pieces):
+            _ROW.pack_into(self._rows, number * _ROW.size, *piece, *_EMPTY)
+
+    @property
+    def memory(self) -> "ctypes.Array[ctypes.c_char]":
+        return (ctypes.c_char * len(self._rows)).from_buffer(self._rows)
+
+    def moved(self) -> list[Moved]:
+        view = memoryview(self._rows)
+        return [
+            Moved._make(_RESULT.unpack_from(view, at + _RESULT_AT))
+            for at in range(0, len(view), _ROW.size)
+        ]
+
+
+class AbortFlag(threading.Event):
+    """An event that a call outside the interpreter sees as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = ctypes.c_int32(0)
+
+    def set(self) -> None:
+        self.word.value = 1
+        super().set()
+
+    def clear(self) -> None:
+        self.word.value = 0
+        super().clear()
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class _ThreadRing:
+    """An io_uring of one thread, in whose `memory` its transfers are."""
+
+    def __init__(self, library: ctypes.CDLL, memory: Sequence[Bytes]) -> None:
+        """Raises OSError where the kernel refuses it."""
+        vectors = (_Memory * len(memory))(*(_Memory(m.ctypes.data, m.nbytes) for m in memory))
+        self.handle, registered = ctypes.c_void_p(), ctypes.c_int()
+        self._close = library.kv_ring_close
+        error = library.kv_ring_open(
+            DEPTH, vectors, len(memory), ctypes.byref(self.handle), ctypes.byref(registered)
+        )
+        if error:
+            raise OSError(error, os.strerror(error))
+        self.registered = bool(registered.value)
+
+    def __del__(self) -> None:
+        handle, self.handle = self.handle, ctypes.c_void_p()
+        if handle:
+            self._close(handle)
+
+
+class _Noise(ctypes.Structure):
+    _fields_ = (("words", ctypes.c_void_p), ("pages", ctypes.c_int64))
+
+
+class Transfers:
+    """Moves pieces between memory and files, for any number of threads."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        noise: npt.NDArray[np.uint64],
+        memory: Sequence[Bytes] = (),
+        *,
+        rings: bool = False,
+    ) -> None:
+        """`noise` has the pages that pieces are made of. `rings`: the pieces of a call are moved at
+        the same time, through an io_uring of each thread, with which `memory` is registered."""
+        self._library = library
+        self._pages = noise  # kept, as the library is given its address
+        self._noise = ctypes.byref(_Noise(noise.ctypes.data, len(noise)))
+        self._memory = tuple(memory)
+        self._local = threading.local()
+        self._rings = rings
+
+    def run(self, pieces: Sequence[Piece], abort: AbortFlag) -> list[Moved]:
+        """Transfer all pieces until `abort` is set, and return what became of each, in their order.
+        Raises OSError where a ring fails, whose memory the kernel may still use then."""
+        table = PieceTable(pieces)
+        word = ctypes.byref(abort.word)
+        if not self._rings or table.count == 1:
+            self._library.kv_transfer(table.memory, table.count, word, self._noise)
+            return table.moved()
+        error = self._library.kv_transfer_many(
+            self._ring().handle, table.memory, table.count, word, self._noise
+        )
+        if error:
+            raise OSError(error, os.strerror(error))
+        return table.moved()
+
+    def _ring(self) -> _ThreadRing:
+        """This thread's ring; it goes with the thread."""
+        ring: _ThreadRing | None = getattr(self._local, "ring", None)
+        if ring is None:
+            ring = self._local.ring = _ThreadRing(self._library, self._memory)
+        return ring
+
+
+@functools.cache
+def library() -> ctypes.CDLL | str:
+    """Return the library, or why there is none."""
+    path = library_path()
+    if not path.exists():
+        return f"{path.name} was not built: python -m kv_cache.tiers.native"
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"{path.name} cannot be loaded ({error})"
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    loaded.kv_transfer.argtypes = (pointer, number, pointer, pointer)
+    loaded.kv_transfer_many.argtypes = (pointer, pointer, number, pointer, pointer)
+    loaded.kv_ring_close.argtypes = (pointer,)
+    return loaded

@@ -1,0 +1,307 @@
+/* Transfers of many pieces of files in one call, without the interpreter: system calls, the instants
+ * around each, and the stamps of the payload (tiers/payload.py says what they are).
+ *
+ * A call works off the rows of a table of 64-bit integers, which the caller owns and may read
+ * meanwhile: one after the other by pread and pwrite, or many at a time through an io_uring, which
+ * belongs to one thread. Nothing else is shared, so any number of threads may be here.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/io_uring.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096
+#define PAGE_WORDS (PAGE / 8)
+
+/* The columns of a row; `Column` in native/__init__.py has the same. */
+struct piece {
+  int64_t object;  /* pieces of one object follow each other; after a failure its rest is left out */
+  int64_t flags;
+  int64_t fd, offset, nbytes;
+  uint64_t address; /* of its bytes */
+  uint64_t base[3]; /* the stamps of its first page */
+  int64_t began_ns, ended_ns; /* around its calls */
+  int64_t host_ns;            /* of stamping and verifying */
+  int64_t moved;
+  int64_t error; /* an errno, or one of those below */
+};
+
+struct noise {
+  const uint64_t *words;
+  int64_t pages;
+};
+
+enum { WRITE = 1, STAMPED = 2, NOISE = 4 };
+enum { SHORT = -1, WRONG = -2, ABORTED = -3, LEFT_OUT = -4 };
+
+static const uint64_t STEP[3] = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u};
+static const int WORD[3] = {0, 1, PAGE_WORDS - 1};
+static const uint64_t TINT = 0xD6E8FEB86659FD93u;
+enum { TINTS = 4, PLAIN = 2 };
+
+static int64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void stamp(const struct piece *piece) {
+  uint64_t *page = (uint64_t *)(uintptr_t)piece->address;
+  for (uint64_t i = 0; i < (uint64_t)piece->nbytes / PAGE; i++, page += PAGE_WORDS)
+    for (int k = 0; k < 3; k++) page[WORD[k]] = piece->base[k] + i * STEP[k];
+}
+
+static int has_stamps(const struct piece *piece) {
+  const uint64_t *page = (const uint64_t *)(uintptr_t)piece->address;
+  uint64_t wrong = 0;
+  for (uint64_t i = 0; i < (uint64_t)piece->nbytes / PAGE; i++, page += PAGE_WORDS)
+    for (int k = 0; k < 3; k++) wrong |= page[WORD[k]] ^ (piece->base[k] + i * STEP[k]);
+  return !wrong;
+}
+
+/* Whether all but the stamps is noise, of pages in a row, with one tint added to all of it. */
+static int has_noise(const struct piece *piece, const struct noise *noise) {
+  const uint64_t *page = (const uint64_t *)(uintptr_t)piece->address;
+  int64_t pages = piece->nbytes / PAGE;
+  for (int64_t first = 0; first + pages <= noise->pages; first++) {
+    const uint64_t *made = noise->words + first * PAGE_WORDS;
+    uint64_t added = page[PLAIN] - made[PLAIN], wrong = 0, tint = 0;
+    while (tint < TINTS && added != tint * TINT) tint++;
+    if (tint == TINTS) continue;
+    for (int64_t i = 0; i < pages; i++, page += PAGE_WORDS, made += PAGE_WORDS)
+      for (int w = PLAIN; w < PAGE_WORDS - 1; w++) wrong |= page[w] ^ (made[w] + added);
+    return !wrong;
+  }
+  return 0;
+}
+
+static void take(struct piece *piece) {
+  if (!(piece->flags & STAMPED && piece->flags & WRITE)) return;
+  int64_t taken_ns = now_ns();
+  stamp(piece);
+  piece->host_ns = now_ns() - taken_ns;
+}
+
+/* What a piece came to whose calls ended with `error` at `ended_ns`. */
+static void end(struct piece *piece, int64_t error, int64_t ended_ns, const struct noise *noise) {
+  piece->ended_ns = ended_ns;
+  if (!error && !(piece->flags & WRITE) && piece->flags & (STAMPED | NOISE)) {
+    int64_t taken_ns = now_ns();
+    if (piece->flags & STAMPED && !has_stamps(piece)) error = WRONG;
+    if (!error && piece->flags & NOISE && !has_noise(piece, noise)) error = WRONG;
+    piece->host_ns += now_ns() - taken_ns;
+  }
+  piece->error = error;
+}
+
+static int stopped(const int32_t *abort) { return __atomic_load_n(abort, __ATOMIC_RELAXED); }
+
+/* Whether a piece before this one, of the same object, has failed. */
+static int left_out(const struct piece *pieces, int64_t i) {
+  for (int64_t before = i - 1; before >= 0 && pieces[before].object == pieces[i].object; before--)
+    if (pieces[before].error) return 1;
+  return 0;
+}
+
+/* Whether a call ended within a sector, as direct ones do at the end of a file alone. */
+static int ends_early(const struct piece *piece) {
+  return piece->moved < piece->nbytes && piece->moved % 512;
+}
+
+/* All bytes of a piece, however many calls that takes. */
+static int64_t moved_all(struct piece *piece) {
+  while (piece->moved < piece->nbytes) {
+    char *at = (char *)(uintptr_t)piece->address + piece->moved;
+    size_t rest = (size_t)(piece->nbytes - piece->moved);
+    off_t offset = piece->offset + piece->moved;
+    ssize_t done = piece->flags & WRITE ? pwrite((int)piece->fd, at, rest, offset)
+                                        : pread((int)piece->fd, at, rest, offset);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) return errno;
+    if (done == 0) return SHORT;
+    piece->moved += done;
+    if (ends_early(piece)) return SHORT;
+  }
+  return 0;
+}
+
+/* Work off `count` rows one after the other, until `*abort` is other than 0. */
+void kv_transfer(struct piece *pieces, int64_t count, const int32_t *abort, const struct noise *noise) {
+  for (int64_t i = 0; i < count; i++) {
+    struct piece *piece = &pieces[i];
+    if (stopped(abort) || left_out(pieces, i)) {
+      piece->error = stopped(abort) ? ABORTED : LEFT_OUT;
+      continue;
+    }
+    take(piece);
+    piece->began_ns = now_ns();
+    int64_t error = moved_all(piece);
+    end(piece, error, now_ns(), noise);
+  }
+}
+
+/* --- io_uring ------------------------------------------------------------------------------ */
+
+enum { MOST_MEMORIES = 8 };
+
+struct ring {
+  int fd;
+  unsigned depth, memories;
+  unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
+  unsigned queued; /* entries that the kernel has not been told of */
+  struct io_uring_sqe *sqes;
+  struct io_uring_cqe *cqes;
+  void *queues;
+  size_t queues_bytes, sqes_bytes;
+  struct iovec memory[MOST_MEMORIES]; /* registered */
+};
+
+void kv_ring_close(struct ring *ring) {
+  if (ring->sqes) munmap(ring->sqes, ring->sqes_bytes);
+  if (ring->queues) munmap(ring->queues, ring->queues_bytes);
+  close(ring->fd);
+  free(ring);
+}
+
+static int ring_maps(struct ring *ring, const struct io_uring_params *params) {
+  if (!(params->features & IORING_FEAT_SINGLE_MMAP)) return ENOSYS; /* Linux 5.4 */
+  size_t sq = params->sq_off.array + params->sq_entries * sizeof(unsigned);
+  size_t cq = params->cq_off.cqes + params->cq_entries * sizeof(struct io_uring_cqe);
+  ring->queues_bytes = sq > cq ? sq : cq;
+  ring->sqes_bytes = params->sq_entries * sizeof(struct io_uring_sqe);
+  int access = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_POPULATE;
+  char *queues = mmap(NULL, ring->queues_bytes, access, flags, ring->fd, IORING_OFF_SQ_RING);
+  if (queues == MAP_FAILED) return errno;
+  ring->queues = queues;
+  void *sqes = mmap(NULL, ring->sqes_bytes, access, flags, ring->fd, IORING_OFF_SQES);
+  if (sqes == MAP_FAILED) return errno;
+  ring->sqes = sqes;
+  ring->sq_tail = (unsigned *)(queues + params->sq_off.tail);
+  ring->sq_mask = (unsigned *)(queues + params->sq_off.ring_mask);
+  ring->sq_array = (unsigned *)(queues + params->sq_off.array);
+  ring->cq_head = (unsigned *)(queues + params->cq_off.head);
+  ring->cq_tail = (unsigned *)(queues + params->cq_off.tail);
+  ring->cq_mask = (unsigned *)(queues + params->cq_off.ring_mask);
+  ring->cqes = (struct io_uring_cqe *)(queues + params->cq_off.cqes);
+  return 0;
+}
+
+/* A ring of `depth` requests for the calling thread. `memory` is registered, so that the kernel
+ * need not find its pages for each request; where it refuses, `*registered` is 0 and requests go
+ * without. Returns an errno. */
+int kv_ring_open(unsigned depth, const struct iovec *memory, unsigned memories, struct ring **made,
+                 int *registered) {
+  unsigned tried[] = {
+#ifdef IORING_SETUP_DEFER_TASKRUN
+      IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, /* Linux 6.1 */
+#endif
+      0};
+  struct io_uring_params params;
+  struct ring *ring = calloc(1, sizeof *ring);
+  if (!ring) return ENOMEM;
+  ring->fd = -1;
+  for (unsigned i = 0; i < sizeof tried / sizeof *tried && ring->fd < 0; i++) {
+    memset(&params, 0, sizeof params);
+    params.flags = tried[i];
+    ring->fd = (int)syscall(SYS_io_uring_setup, depth, &params);
+  }
+  int error = ring->fd < 0 ? errno : ring_maps(ring, &params);
+  if (error) {
+    if (ring->fd < 0)
+      free(ring);
+    else
+      kv_ring_close(ring);
+    return error;
+  }
+  ring->depth = depth;
+  *registered = memories > 0 && memories <= MOST_MEMORIES &&
+                !syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_BUFFERS, memory, memories);
+  if (*registered) {
+    ring->memories = memories;
+    memcpy(ring->memory, memory, memories * sizeof *memory);
+  }
+  *made = ring;
+  return 0;
+}
+
+static void queue(struct ring *ring, const struct piece *piece, int64_t number) {
+  unsigned tail = *ring->sq_tail, index = tail & *ring->sq_mask;
+  struct io_uring_sqe *sqe = &ring->sqes[index];
+  memset(sqe, 0, sizeof *sqe);
+  int writes = !!(piece->flags & WRITE);
+  sqe->opcode = writes ? IORING_OP_WRITE : IORING_OP_READ;
+  sqe->fd = (int)piece->fd;
+  sqe->addr = piece->address + (uint64_t)piece->moved;
+  sqe->len = (unsigned)(piece->nbytes - piece->moved);
+  sqe->off = (uint64_t)(piece->offset + piece->moved);
+  sqe->user_data = (uint64_t)number;
+  for (unsigned i = 0; i < ring->memories; i++) {
+    uint64_t begin = (uint64_t)(uintptr_t)ring->memory[i].iov_base;
+    if (sqe->addr < begin || sqe->addr + sqe->len > begin + ring->memory[i].iov_len) continue;
+    sqe->opcode = writes ? IORING_OP_WRITE_FIXED : IORING_OP_READ_FIXED;
+    sqe->buf_index = (uint16_t)i;
+  }
+  ring->sq_array[index] = index;
+  __atomic_store_n(ring->sq_tail, tail + 1, __ATOMIC_RELEASE);
+  ring->queued++;
+}
+
+/* Tell the kernel of what is queued, and wait until one request has ended. Returns an errno. */
+static int enter(struct ring *ring) {
+  long told = syscall(SYS_io_uring_enter, ring->fd, ring->queued, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+  if (told >= 0) ring->queued -= (unsigned)told;
+  /* EINTR: a signal; EAGAIN, EBUSY: the kernel wants its completions taken first. */
+  return told >= 0 || errno == EINTR || errno == EAGAIN || errno == EBUSY ? 0 : errno;
+}
+
+/* As `kv_transfer`, as many rows at a time as the ring is deep. Returns an errno if the ring itself
+ * fails; the kernel may still have requests then, so neither ring nor memory may be used again. */
+int kv_transfer_many(struct ring *ring, struct piece *pieces, int64_t count, const int32_t *abort,
+                     const struct noise *noise) {
+  int64_t next = 0, in_flight = 0;
+  while (next < count || in_flight) {
+    int64_t first = next;
+    for (; next < count && in_flight < (int64_t)ring->depth; next++) {
+      struct piece *piece = &pieces[next];
+      if (stopped(abort) || left_out(pieces, next)) {
+        piece->error = stopped(abort) ? ABORTED : LEFT_OUT;
+        continue;
+      }
+      take(piece);
+      queue(ring, piece, next);
+      in_flight++;
+    }
+    int64_t began_ns = now_ns();
+    for (; first < next; first++)
+      if (!pieces[first].error) pieces[first].began_ns = began_ns;
+    if (!in_flight) continue;
+    int error = enter(ring);
+    if (error) return error;
+    unsigned head = *ring->cq_head, tail = __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE);
+    int64_t ended_ns = now_ns();
+    while (head != tail) {
+      const struct io_uring_cqe *cqe = &ring->cqes[head & *ring->cq_mask];
+      struct piece *piece = &pieces[cqe->user_data];
+      int64_t number = (int64_t)cqe->user_data, done = cqe->res;
+      __atomic_store_n(ring->cq_head, ++head, __ATOMIC_RELEASE);
+      if (done > 0) piece->moved += done;
+      int rest = done > 0 && piece->moved < piece->nbytes;
+      if (rest && ends_early(piece)) done = rest = 0;
+      if (done == -EINTR || done == -EAGAIN || rest) {
+        queue(ring, piece, number); /* what is left */
+        continue;
+      }
+      in_flight--;
+      end(piece, done < 0 ? -done : done == 0 ? SHORT : 0, ended_ns, noise);
+    }
+  }
+  return 0;
+}

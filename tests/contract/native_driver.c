@@ -1,0 +1,89 @@
+/* The native transfers without Python, for sanitizers: threads that write and read objects of one
+ * file, each through a ring of its own or one by one, among descriptors that are none, files that
+ * end early, and stamps that are wrong.
+ */
+
+#include "../../kv_cache/tiers/native/transfers.c"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+
+enum { THREADS = 4, OBJECTS = 24, PAGES = 8, ROUNDS = 60, BYTES = PAGES * PAGE };
+
+static int file, rings;
+static int32_t go_on = 0;
+static uint64_t words[PAGES * PAGE_WORDS];
+static const struct noise NOISE_OF_ALL = {words, PAGES};
+
+static void require(int holds, const char *what) {
+  if (holds) return;
+  fprintf(stderr, "%s\n", what);
+  exit(1);
+}
+
+static struct piece piece_of(int thread, int object, char *memory, int flags) {
+  struct piece piece = {0};
+  int64_t number = thread * OBJECTS + object;
+  piece.object = object;
+  piece.flags = flags;
+  piece.fd = file;
+  piece.offset = number * BYTES;
+  piece.nbytes = BYTES;
+  piece.address = (uint64_t)(uintptr_t)(memory + object * BYTES);
+  for (int k = 0; k < 3; k++) piece.base[k] = (uint64_t)number * 7919 + (uint64_t)k;
+  return piece;
+}
+
+static void transfer(struct ring *ring, struct piece *pieces, int64_t count) {
+  if (ring)
+    require(!kv_transfer_many(ring, pieces, count, &go_on, &NOISE_OF_ALL), "the ring failed");
+  else
+    kv_transfer(pieces, count, &go_on, &NOISE_OF_ALL);
+}
+
+static void *work(void *argument) {
+  int thread = (int)(intptr_t)argument, registered = 0;
+  unsigned seed = (unsigned)thread + 1;
+  char *memory = aligned_alloc(PAGE, OBJECTS * BYTES);
+  struct iovec vector = {memory, OBJECTS * BYTES};
+  struct ring *ring = NULL;
+  require(!rings || !kv_ring_open(8, &vector, 1, &ring, &registered), "no ring");
+  for (int round = 0; round < ROUNDS; round++) {
+    struct piece pieces[OBJECTS];
+    for (int i = 0; i < OBJECTS; i++) {
+      memcpy(memory + i * BYTES, words, BYTES);
+      pieces[i] = piece_of(thread, i, memory, WRITE | STAMPED);
+    }
+    transfer(ring, pieces, OBJECTS);
+    for (int i = 0; i < OBJECTS; i++) require(!pieces[i].error, "a write failed");
+    int faults[OBJECTS];
+    for (int i = 0; i < OBJECTS; i++) {
+      faults[i] = rand_r(&seed) % 5;
+      pieces[i] = piece_of(thread, i, memory, STAMPED | NOISE);
+      if (faults[i] == 1) pieces[i].fd = 1 << 20;
+      if (faults[i] == 2) pieces[i].offset = (int64_t)1 << 40;
+      if (faults[i] == 3) pieces[i].base[rand_r(&seed) % 3]++;
+    }
+    memset(memory, 0, OBJECTS * BYTES);
+    transfer(ring, pieces, OBJECTS);
+    const int64_t wanted[] = {0, EBADF, SHORT, WRONG, 0};
+    for (int i = 0; i < OBJECTS; i++)
+      require(pieces[i].error == wanted[faults[i]], "another error than the one that was made");
+  }
+  if (ring) kv_ring_close(ring);
+  free(memory);
+  return NULL;
+}
+
+int main(int count, char **arguments) {
+  require(count == 3, "usage: driver FILE 0|1");
+  file = open(arguments[1], O_RDWR | O_CREAT, 0600);
+  rings = atoi(arguments[2]);
+  require(file >= 0, "no file");
+  for (int i = 0; i < PAGES * PAGE_WORDS; i++) words[i] = (uint64_t)i * STEP[1];
+  pthread_t threads[THREADS];
+  for (intptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, (void *)i);
+  for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+  return 0;
+}

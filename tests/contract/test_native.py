@@ -1,0 +1,231 @@
+"""Transfers outside the interpreter: what they leave and tell, one after the other and many at a
+time, and that each way to fail is a value."""
+
+import errno
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_cache.core.block import content_key
+from kv_cache.core.effect import CopyRef
+from kv_cache.core.kinds import Tier
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import KIB, PAGE_BYTES
+from kv_cache.tiers import native
+from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.native import ABORTED, LEFT_OUT, SHORT, WRONG, AbortFlag, Does, Moved, Piece
+from kv_cache.tiers.native.building import build, compiler
+from kv_cache.tiers.payload import Payload
+
+BUFFER = 256 * KIB
+PAYLOAD = Payload(Seed(7).child("payload"), BUFFER)
+STAMPED, FULL = Does.STAMPED, Does.STAMPED | Does.NOISE
+
+pytestmark = pytest.mark.skipif(
+    isinstance(native.library(), str), reason=f"the native library: {native.library()}"
+)
+
+
+class Rig:
+    """A file, a buffer to write from and one to read into, and objects that lie one after the
+    other."""
+
+    def __init__(self, path: Path, *, rings: bool) -> None:
+        library = native.library()
+        assert not isinstance(library, str)
+        self.pool = BufferPool(2, BUFFER)
+        self.written, self.read = self.pool.take(), self.pool.take()
+        memory = [self.pool.memory]
+        self.transfers = native.Transfers(library, PAYLOAD.noise, memory, rings=rings)
+        self.abort = AbortFlag()
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+        PAYLOAD.fill(self.written, BUFFER // PAGE_BYTES, tint=1)
+
+    def pieces(self, sizes: Sequence[int], does: Does, version: int = 1) -> list[Piece]:
+        """Each an object of so many pages."""
+        buffer = self.written if does & Does.WRITE else self.read
+        at, pieces = 0, []
+        for number, pages in enumerate(sizes):
+            ref, nbytes = ref_of(number, pages, version), pages * PAGE_BYTES
+            bases = PAYLOAD.bases(ref, 0)
+            pieces.append(Piece(number, does, self.fd, at, nbytes, buffer.address + at, *bases))
+            at += nbytes
+        return pieces
+
+    def run(self, pieces: Sequence[Piece]) -> list[Moved]:
+        return self.transfers.run(pieces, self.abort)
+
+    def store(self, sizes: Sequence[int]) -> None:
+        assert not any(m.error for m in self.run(self.pieces(sizes, Does.WRITE | STAMPED)))
+
+    def flip(self, at: int) -> None:
+        page = bytearray(os.pread(self._plain, 1, at))
+        page[0] ^= 0x10
+        os.pwrite(self._plain, page, at)
+
+    @property
+    def _plain(self) -> int:
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR)
+
+
+def ref_of(number: int, pages: int, version: int = 1) -> CopyRef:
+    return CopyRef(number, content_key(number), Tier.NVME, pages * PAGE_BYTES, version)
+
+
+@pytest.fixture(name="rig", params=["one by one", "many at a time"])
+def _rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    try:
+        rig = Rig(tmp_path / "f", rings=request.param == "many at a time")
+        rig.store([1, 1])
+    except OSError as error:
+        pytest.skip(f"io_uring is refused here: {error}")
+    yield rig
+    os.close(rig.fd)
+
+
+def test_what_is_written_is_what_python_stamps_and_is_found_right_by_both(rig: Rig) -> None:
+    sizes = [3, 1, 16, 5]
+    rig.store(sizes)
+    for does in (Does.READ, STAMPED, FULL):
+        results = rig.run(rig.pieces(sizes, does))
+        assert [(m.error, m.nbytes) for m in results] == [(0, n * PAGE_BYTES) for n in sizes]
+    assert np.array_equal(rig.read.array[: 25 * PAGE_BYTES], rig.written.array[: 25 * PAGE_BYTES])
+    at = 0
+    for number, pages in enumerate(sizes):
+        rig.read.array[: pages * PAGE_BYTES] = rig.written.array[at : at + pages * PAGE_BYTES]
+        ref = ref_of(number, pages)
+        assert PAYLOAD.matches(rig.read, ref, 0, pages * PAGE_BYTES, full=True)
+        at += pages * PAGE_BYTES
+
+
+def test_instants_are_those_of_the_calls_in_order_and_verifying_is_the_hosts(rig: Rig) -> None:
+    sizes = [4] * 12
+    rig.store(sizes)
+    results = rig.run(rig.pieces(sizes, FULL))
+    assert all(0 < m.began_ns < m.ended_ns and m.host_ns > 0 for m in results)
+    assert results[0].began_ns <= results[-1].began_ns
+
+
+@pytest.mark.parametrize(
+    ("byte", "does", "found"),
+    [(3, STAMPED, True), (PAGE_BYTES - 1, STAMPED, True), (100, STAMPED, False), (100, FULL, True)],
+)
+def test_a_flipped_bit_is_found_where_it_is_looked_for(
+    rig: Rig, byte: int, does: Does, found: bool
+) -> None:
+    rig.store([2, 2, 2])
+    rig.flip(2 * PAGE_BYTES + byte)
+    errors = [m.error for m in rig.run(rig.pieces([2, 2, 2], does))]
+    assert errors == [0, WRONG if found else 0, 0]
+
+
+def test_another_version_and_another_place_are_wrong(rig: Rig) -> None:
+    rig.store([2, 2])
+    assert [m.error for m in rig.run(rig.pieces([2, 2], STAMPED, version=2))] == [WRONG, WRONG]
+    swapped = [p._replace(offset=2 * PAGE_BYTES - p.offset) for p in rig.pieces([2, 2], STAMPED)]
+    assert [m.error for m in rig.run(swapped)] == [WRONG, WRONG]
+
+
+def test_a_file_that_ends_early_and_a_bad_descriptor_are_errors_of_their_objects(rig: Rig) -> None:
+    rig.store([2, 2])
+    os.ftruncate(rig.fd, 3 * PAGE_BYTES)
+    pieces = rig.pieces([2, 2, 2], Does.READ)
+    pieces.append(pieces[0]._replace(object=9, fd=rig.fd + 100))
+    results = rig.run(pieces)
+    assert [m.error for m in results] == [0, SHORT, SHORT, errno.EBADF]
+    assert [m.nbytes for m in results] == [2 * PAGE_BYTES, PAGE_BYTES, 0, 0]
+
+
+def test_the_rest_of_an_object_that_failed_is_left_out_and_the_next_one_is_not(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path / "f", rings=False)
+    rig.store([1, 1, 1, 1])
+    first, *others = rig.pieces([1, 1, 1, 1], Does.READ)
+    pieces = [first._replace(fd=rig.fd + 100), others[0]._replace(object=0), *others[1:]]
+    results = rig.run(pieces)
+    assert [m.error for m in results] == [errno.EBADF, LEFT_OUT, 0, 0]
+    assert results[1].began_ns == 0
+    os.close(rig.fd)
+
+
+def test_once_aborted_nothing_is_begun(rig: Rig) -> None:
+    rig.store([1, 1])
+    rig.abort.set()
+    assert rig.abort.is_set()
+    results = rig.run(rig.pieces([1, 1], Does.READ))
+    assert [(m.error, m.began_ns) for m in results] == [(ABORTED, 0)] * 2
+    rig.abort.clear()
+    assert not any(m.error for m in rig.run(rig.pieces([1, 1], Does.READ)))
+
+
+def test_more_pieces_than_a_ring_is_deep_are_all_moved(rig: Rig) -> None:
+    PAYLOAD.fill(rig.written, 1, tint=1)
+    pieces = rig.pieces([1], Does.READ) * (3 * native.DEPTH)
+    results = rig.run([p._replace(object=i) for i, p in enumerate(pieces)])
+    assert [m.error for m in results] == [0] * len(pieces)
+
+
+@given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=8), wrong=st.integers(0, 7))
+def test_of_any_objects_just_the_one_that_was_changed_is_wrong(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], wrong: int
+) -> None:
+    rig = Rig(tmp_path_factory.mktemp("native") / "f", rings=False)
+    rig.store(sizes)
+    wrong %= len(sizes)
+    rig.flip(sum(sizes[:wrong]) * PAGE_BYTES + 5000 % (sizes[wrong] * PAGE_BYTES))
+    errors = [m.error for m in rig.run(rig.pieces(sizes, FULL))]
+    assert errors == [WRONG if i == wrong else 0 for i in range(len(sizes))]
+    os.close(rig.fd)
+
+
+def test_without_a_compiler_one_sentence_says_so_and_runs_go_on_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kv_cache.tiers.native.building.SOURCE", tmp_path / "transfers.c")
+    (tmp_path / "transfers.c").write_text("int none;\n")
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if compiler() is not None:
+        pytest.skip(f"this Python names its compiler by its path: {compiler()}")
+    assert build().startswith("native transfers: there is no C compiler")
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_a_source_that_does_not_compile_leaves_nothing_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiler() is None:
+        pytest.skip("there is no C compiler")
+    monkeypatch.setattr("kv_cache.tiers.native.building.SOURCE", tmp_path / "transfers.c")
+    (tmp_path / "transfers.c").write_text("this is no C\n")
+    assert "failed:" in build()
+    assert [path.name for path in tmp_path.iterdir()] == ["transfers.c"]
+    (tmp_path / "transfers.c").write_text("int some;\n")
+    assert f"-{platform.machine()}.so made with" in build()
+    assert build() == ""
+    assert len(list(tmp_path.glob("transfers-*.so"))) == 1
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+@pytest.mark.parametrize("rings", ["0", "1"])
+def test_sanitizers_find_nothing_in_the_native_code(
+    tmp_path: Path, sanitizer: str, rings: str
+) -> None:
+    cc = compiler()
+    if cc is None:
+        pytest.skip("there is no C compiler")
+    driver, binary = Path(__file__).with_name("native_driver.c"), tmp_path / "driver"
+    flags = ["-std=gnu11", "-O1", "-g", "-pthread", f"-fsanitize={sanitizer}"]
+    made = subprocess.run([*cc, *flags, str(driver), "-o", str(binary)], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"this compiler has no such sanitizer: {made.stderr.decode()[-200:]}")
+    ended = subprocess.run([binary, tmp_path / "f", rings], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
