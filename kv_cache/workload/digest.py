@@ -8,6 +8,8 @@ from typing import NamedTuple
 from kv_cache.core.request import Request
 
 DIGEST_REQUESTS = 1024
+DIGEST_BLOCKS = 32_768
+"""Of requests of a thousand blocks each a few dozen tell plans apart as well, and the run waits."""
 
 
 class ScheduleDigest(NamedTuple):
@@ -20,10 +22,11 @@ class ScheduleDigest(NamedTuple):
 def schedule_digest(plan: Iterator[Request], max_requests: int = 0) -> ScheduleDigest:
     """Return SHA-256 over the first planned requests: instants, classes, sizes and keys.
 
-    Over all of a run of up to 1024 requests (`max_requests`, 0 = no limit), else the first 1024.
+    Over all of a run of up to 1024 requests (`max_requests`, 0 = no limit), else the first 1024;
+    over fewer where these have 32,768 blocks together.
     """
     digest = hashlib.sha256()
-    count = 0
+    count = blocks = 0
     for request in islice(plan, min(max_requests or DIGEST_REQUESTS, DIGEST_REQUESTS)):
         head = (
             request.intended_ns,
@@ -40,5 +43,7 @@ def schedule_digest(plan: Iterator[Request], max_requests: int = 0) -> ScheduleD
         digest.update("|".join(map(str, head)).encode())
         for block in request.blocks:
             digest.update(block.key + block.nbytes.to_bytes(8, "little"))
-        count += 1
+        count, blocks = count + 1, blocks + len(request.blocks)
+        if blocks >= DIGEST_BLOCKS:
+            break
     return ScheduleDigest(digest.hexdigest(), count)

@@ -7,7 +7,7 @@ depend on it.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import islice, pairwise, product
+from itertools import islice, pairwise, product, repeat
 from random import Random
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from kv_cache.core.model import MODELS, ModelShape
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.schedule.intake import Intake
-from kv_cache.workload.digest import DIGEST_REQUESTS, schedule_digest
+from kv_cache.workload.digest import DIGEST_BLOCKS, DIGEST_REQUESTS, schedule_digest
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.lengths import Fixed, Lengths, Uniform
 from kv_cache.workload.mix import Mix, Mixed, Share
@@ -859,3 +859,6 @@ def test_the_digest_covers_what_is_sent_up_to_its_bound() -> None:
     assert schedule_digest(iter(plan_of(10)), 4) == schedule_digest(iter(plan_of(4)))
     endless = SyntheticUsers(users_config(), Seed(1)).plan()
     assert schedule_digest(endless, 10**9).requests == DIGEST_REQUESTS
+    (long,) = plan_of(1)
+    long = replace(long, blocks=long.blocks[:1] * (DIGEST_BLOCKS // 10 + 1))
+    assert schedule_digest(repeat(long)).requests == 10
