@@ -87,6 +87,7 @@ class Case:
     buffer: int = BUFFER
     verify: str = "stamps"
     batch: int = 1  # of ours: operations a call
+    depth: int = 1  # of ours: of a call's, in flight at a time
     native: bool = True
 
     @property
@@ -182,7 +183,7 @@ class _Worker:
         count = max(BUFFERS, case.concurrency)
         payload, verify, abort = Payload(Seed(1), case.buffer), Verify(case.verify), AbortFlag()
         pools = BufferPool(count, case.buffer), BufferPool(count, case.buffer)
-        batches = native_batches(payload, pools, self._clock, verify, abort)
+        batches = native_batches(payload, self._clock, verify, abort, case.depth)
         if case.native and batches is None:
             sys.exit(f"no native transfers: {native.library()}")
         self._mover = Mover(

@@ -66,6 +66,7 @@ class BatchMover:
         """`reads` says what is verified of a read."""
         self._transfers, self._payload, self._clock = transfers, payload, clock
         self._abort, self._reads = abort, reads
+        self.depth = transfers.depth
 
     def load(self, batch: Sequence[Batched], pool: BufferPool) -> None:
         """Read what the taps of a batch hold, and verify it."""

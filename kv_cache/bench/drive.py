@@ -7,7 +7,7 @@ feeder lets arrivals in at their instants. Any thread that dies ends the run wit
 
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -53,22 +53,26 @@ class _Aborted(Exception):  # noqa: N818 - not an error: the run ends under a li
 
 
 class _IoBatch:
-    """Operations that several threads work off together."""
+    """Operations that several threads work off together, a unit at a time: numbers of those that
+    one call moves."""
 
-    def __init__(self, ops: tuple[Op, ...], mover: Mover) -> None:
-        self._ops = ops
+    def __init__(self, ops: tuple[Op, ...], units: Sequence[Sequence[int]], mover: Mover) -> None:
+        self._ops, self._units = ops, units
         self._mover = mover
         self._next = itertools.count()
         self._lock = threading.Lock()
-        self._left = len(ops)
+        self._left = len(units)
         self._ended = threading.Event()
         self._results: list[OpDone | None] = [None] * len(ops)
         self._error: BaseException | None = None
 
     def work(self) -> None:
-        while (i := next(self._next)) < len(self._ops):
+        while (i := next(self._next)) < len(self._units):
+            unit = self._units[i]
             try:
-                self._results[i] = self._mover.perform(self._ops[i])
+                done = self._mover.perform_all([self._ops[number] for number in unit])
+                for number, result in zip(unit, done, strict=True):
+                    self._results[number] = result
             except BaseException as error:  # noqa: BLE001 - raised again in `wait`
                 self._error = error
             with self._lock:
@@ -459,8 +463,9 @@ class Drive:
     def _transfer(self, ops: tuple[Op, ...]) -> list[OpDone]:
         if self._io_threads == 1 or not self._mover.worth_sharing(ops):
             return self._mover.perform_all(ops)
-        batch = _IoBatch(ops, self._mover)
-        for _ in range(min(self._io_threads, len(ops)) - 1):
+        units = self._mover.units(ops)
+        batch = _IoBatch(ops, units, self._mover)
+        for _ in range(min(self._io_threads, len(units)) - 1):
             self._batches.put(batch)
         batch.work()
         return batch.wait()

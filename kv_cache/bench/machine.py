@@ -78,7 +78,7 @@ def open_machine(
     devices = [device for path in objects if (device := device_of(path)) is not None]
     tracer = _open_tracer(devices, opening.closing) if config.monitor.latency_tracing else None
     payload = Payload(Seed(plan.seed).child("payload"), config.io.buffer_mib * MIB)
-    pools, verify = (stores.load_buffers, stores.store_buffers), Verify(config.io.verify)
+    verify = Verify(config.io.verify)
     mover = Mover(
         stores.by_tier,
         payload,
@@ -90,7 +90,7 @@ def open_machine(
         page_cache=witness.page_cache,
         rehearse=plan.rehearse,
         pulse=answers.pulse,
-        batches=native_batches(payload, pools, state.clock, verify, opening.abort),
+        batches=native_batches(payload, state.clock, verify, opening.abort, config.io.threads),
     )
     drive = Drive(
         state.world,

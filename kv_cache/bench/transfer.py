@@ -59,16 +59,17 @@ _VERIFIED = {
 
 def native_batches(
     payload: Payload,
-    pools: Sequence[BufferPool],
     clock: MonotonicClock,
     verify: Verify,
     abort: AbortFlag,
+    depth: int = 1,
 ) -> BatchMover | None:
-    """Return the native transfers of a mover with these parts; None if they were not built."""
+    """Return the native transfers of a mover with these parts, which has `depth` of a call's in
+    flight at a time; None if they were not built."""
     library = native.library()
     if isinstance(library, str):
         return None
-    transfers = native.Transfers(library, payload.noise, [pool.memory for pool in pools])
+    transfers = native.Transfers(library, payload.noise, depth=depth)
     return BatchMover(transfers, payload, clock, abort, _VERIFIED[verify])
 
 
@@ -129,6 +130,23 @@ class Mover:
             for op in ops
             for ref in (op.source, op.target)
         )
+
+    def units(self, ops: Sequence[Op]) -> list[list[int]]:
+        """Divide operations, by their numbers, into what one thread performs at a time: those that
+        one call moves at the same time, and each other one alone."""
+        units: list[list[int]] = []
+        together: dict[type[Op], list[int]] = {}
+        at_once = self._batches is not None and self._batches.depth > 1
+        for number, op in enumerate(ops):
+            kind = self._batch_kind(op) if at_once else None
+            unit = together.get(kind) if kind is not None else None
+            if unit is not None and len(unit) < BATCH:
+                unit.append(number)
+                continue
+            units.append([number])
+            if kind is not None:
+                together[kind] = units[-1]
+        return units
 
     def perform_all(self, ops: Sequence[Op]) -> list[OpDone]:
         """Perform operations one after the other: of those of storage as many in a call as follow

@@ -368,7 +368,7 @@ class CapacitySearch:
         doubt = self._doubt(load, interval, near) if load else ""
         seconds = self._to_narrow(interval)
         reason = self._reason(load, above, ended)
-        longer = "" if seconds is None else self._longer(seconds)
+        longer = "" if seconds is None else self._longer(seconds, interval)
         return CapacityAnswer(
             load=load,
             confirmed=bool(load) and not doubt,
@@ -444,11 +444,17 @@ class CapacitySearch:
 
     def _to_narrow(self, interval: Interval) -> float | None:
         spent = self._rules.seconds - self._left_s
-        seconds = seconds_to_narrow(spent, interval, self._rules.resolution)
+        seconds = seconds_to_narrow(spent, interval, self._narrowest(interval))
         return seconds if spent < seconds < inf else None
 
-    def _longer(self, seconds: float) -> str:
-        narrow = f"{100 * self._rules.resolution:g} %"
+    def _narrowest(self, interval: Interval) -> float:
+        """Return how wide an interval is wanted, as a share: of users no less than one."""
+        one = 1 / interval.high if self._rules.whole else 0.0
+        return max(self._rules.resolution, one)
+
+    def _longer(self, seconds: float, interval: Interval) -> str:
+        share = self._narrowest(interval)
+        narrow = "one user" if share > self._rules.resolution else f"{100 * share:g} %"
         return f"probes of {duration_text(seconds)} in all would make its interval {narrow} wide"
 
     def _reason(self, load: float, above: _Tried | None, ended: Ended) -> str:

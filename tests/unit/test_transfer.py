@@ -46,6 +46,7 @@ class Rig:
     root: Path
     verify: Verify = Verify.STAMPS
     native: bool = True
+    depth: int = 1
     abort: AbortFlag = field(default_factory=AbortFlag)
     loads: BufferPool = field(init=False)
     stored: BufferPool = field(init=False)
@@ -57,7 +58,7 @@ class Rig:
         self.loads = BufferPool(POOL, BUFFER)
         self.stored = BufferPool(POOL, BUFFER)
         clock, pools = MonotonicClock(), (self.loads, self.stored)
-        batches = native_batches(payload, pools, clock, self.verify, self.abort)
+        batches = native_batches(payload, clock, self.verify, self.abort, self.depth)
         self.mover = Mover(
             self.stores, payload, *pools, clock, self.verify, self.abort,
             batches=batches if self.native else None,
@@ -144,13 +145,20 @@ def _engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(name="rig", params=["native", "python"])
+@pytest.fixture(name="rig", params=["native", "native, at once", "python"])
 def _rig(request: pytest.FixtureRequest, engine: str, tmp_path: Path) -> Iterator[Rig]:
-    """What the native transfers do, and what Python does in their place."""
-    rig = rig_of(tmp_path, engine, native=request.param == "native")
-    before = len(os.listdir("/proc/self/fd"))
+    """What the native transfers do, one by one and at once, and Python in their place."""
+    depth = 4 if "at once" in request.param else 1
+    rig = rig_of(tmp_path, engine, native="native" in request.param, depth=depth)
+    before = descriptors()
     yield rig
-    assert len(os.listdir("/proc/self/fd")) == before, "a descriptor was not closed"
+    assert descriptors() == before, "a descriptor was not closed"
+
+
+def descriptors() -> int:
+    """Count them, without the rings of threads that go on."""
+    places = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    return sum("io_uring" not in os.readlink(place) for place in places if os.path.islink(place))
 
 
 ENGINE = {Tier.GPU: "emulated-in-ram", Tier.CPU: "ram"}

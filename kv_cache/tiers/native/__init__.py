@@ -17,11 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kv_cache.tiers.buffers import Bytes
 from kv_cache.tiers.native.building import library_path
 
-DEPTH = 128
-"""Pieces of a call that are in flight at a time, where there is an io_uring."""
+MOST_DEPTH = 128
+"""Pieces of a call that are in flight at a time, at most."""
 
 
 class Does(IntFlag):
@@ -106,24 +105,18 @@ class AbortFlag(threading.Event):
         super().clear()
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 class _ThreadRing:
-    """An io_uring of one thread, in whose `memory` its transfers are."""
+    """An io_uring of one thread."""
 
-    def __init__(self, library: ctypes.CDLL, memory: Sequence[Bytes]) -> None:
+    def __init__(self, library: ctypes.CDLL, depth: int) -> None:
         """Raises OSError where the kernel refuses it."""
-        vectors = (_Memory * len(memory))(*(_Memory(m.ctypes.data, m.nbytes) for m in memory))
         self.handle, registered = ctypes.c_void_p(), ctypes.c_int()
         self._close = library.kv_ring_close
         error = library.kv_ring_open(
-            DEPTH, vectors, len(memory), ctypes.byref(self.handle), ctypes.byref(registered)
+            depth, None, 0, ctypes.byref(self.handle), ctypes.byref(registered)
         )
         if error:
             raise OSError(error, os.strerror(error))
-        self.registered = bool(registered.value)
 
     def __del__(self) -> None:
         handle, self.handle = self.handle, ctypes.c_void_p()
@@ -139,43 +132,65 @@ class Transfers:
     """Moves pieces between memory and files, for any number of threads."""
 
     def __init__(
-        self,
-        library: ctypes.CDLL,
-        noise: npt.NDArray[np.uint64],
-        memory: Sequence[Bytes] = (),
-        *,
-        rings: bool = False,
+        self, library: ctypes.CDLL, noise: npt.NDArray[np.uint64], *, depth: int = 1
     ) -> None:
-        """`noise` has the pages that pieces are made of. `rings`: the pieces of a call are moved at
-        the same time, through an io_uring of each thread, with which `memory` is registered."""
+        """`noise` has the pages that pieces are made of. So many pieces of a call are in flight at
+        a time, through an io_uring of each thread; one where the kernel has none."""
         self._library = library
         self._pages = noise  # kept, as the library is given its address
         self._noise = ctypes.byref(_Noise(noise.ctypes.data, len(noise)))
-        self._memory = tuple(memory)
         self._local = threading.local()
-        self._rings = rings
+        self.depth = min(depth, MOST_DEPTH)
+        if self.depth > 1 and rings_refused(library) is not None:
+            self.depth = 1
 
     def run(self, pieces: Sequence[Piece], abort: AbortFlag) -> list[Moved]:
         """Transfer all pieces until `abort` is set, and return what became of each, in their order.
         Raises OSError where a ring fails, whose memory the kernel may still use then."""
         table = PieceTable(pieces)
         word = ctypes.byref(abort.word)
-        if not self._rings or table.count == 1:
+        ring = self._ring() if self.depth > 1 and table.count > 1 else None
+        if ring is None:
             self._library.kv_transfer(table.memory, table.count, word, self._noise)
             return table.moved()
         error = self._library.kv_transfer_many(
-            self._ring().handle, table.memory, table.count, word, self._noise
+            ring.handle, table.memory, table.count, word, self._noise
         )
         if error:
             raise OSError(error, os.strerror(error))
         return table.moved()
 
-    def _ring(self) -> _ThreadRing:
-        """This thread's ring; it goes with the thread."""
+    def _ring(self) -> _ThreadRing | None:
+        """Return this thread's ring, which goes with it; None if there are too many already."""
         ring: _ThreadRing | None = getattr(self._local, "ring", None)
         if ring is None:
-            ring = self._local.ring = _ThreadRing(self._library, self._memory)
+            try:
+                ring = self._local.ring = _ThreadRing(self._library, self.depth)
+            except OSError:  # each is a descriptor, and some memory
+                return None
         return ring
+
+
+def rings_refused(library: ctypes.CDLL) -> str | None:
+    """Return why the kernel refuses an io_uring here and now; None if it does not."""
+    try:
+        _ThreadRing(library, 2)
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return None
+
+
+def data_path() -> str:
+    """Return how positional calls are made here, as a result says it."""
+    loaded = library()
+    if isinstance(loaded, str):
+        return f"python: {loaded}"
+    refused = rings_refused(loaded)
+    return (
+        "native, io_uring"
+        if refused is None
+        else f"native, one by one: io_uring is refused ({refused})"
+    )
 
 
 @functools.cache

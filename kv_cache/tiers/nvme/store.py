@@ -133,10 +133,9 @@ class NvmeStore:
 
     def _data_path(self) -> str:
         """Return what moves the bytes, and if it is Python, why."""
-        library = native.library()
         if Capability.POSITIONAL not in self.capabilities:
-            return f"python: {self._reader.name} has no positional calls"
-        return f"python: {library}" if isinstance(library, str) else "native"
+            return f"python: {self._reader.name} is not moved by positional calls"
+        return native.data_path()
 
     @property
     def _uses_rings(self) -> bool:
