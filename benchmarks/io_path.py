@@ -1,7 +1,7 @@
 """Our I/O path beside fio's (figures 1, 2 and 3): the same file, the same settings.
 
     python benchmarks/io_path.py [--quick] [--on disk ram throttled] [--dir D] [--groups N]
-                                 [--sizes-kib 64 256] [--batch 8] [--python]
+                                 [--sizes-kib 64 256] [--batch 1 8 64] [--python | --alone]
 
 Whole blocks are stored to and loaded from one preallocated file by threads with direct I/O, from
 buffers in transparent huge pages: by ours through `Mover`, stamped and verified, and by fio
@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.devices import leave_cleanly_on_sigterm, ram_directory, throttled_directory
 from benchmarks.figures import Figure, Middle, middle, middle_ratio, percentile, table
 from benchmarks.quiet import FOREIGN_CORES, with_foreign_cores
+from kv_cache.bench.batches import BatchMover
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.probes.diskstats import added_up, read_diskstats
@@ -50,10 +51,10 @@ from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import Cause, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_S
+from kv_cache.core.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
 from kv_cache.tiers import native
 from kv_cache.tiers.buffers import BufferPool
-from kv_cache.tiers.native import AbortFlag
+from kv_cache.tiers.native import AbortFlag, Does, Moved, Piece
 from kv_cache.tiers.nvme import open_storage
 from kv_cache.tiers.payload import Payload
 
@@ -89,6 +90,7 @@ class Case:
     batch: int = 1  # of ours: operations a call
     depth: int = 1  # of ours: of a call's, in flight at a time
     native: bool = True
+    alone: bool = False  # of ours: the native transfers without `Mover`
 
     @property
     def blocks(self) -> int:
@@ -103,7 +105,8 @@ class Case:
     def __str__(self) -> str:
         size = f"{self.block // MIB} MiB" if self.block >= MIB else f"{self.block // KIB} KiB"
         calls = f" by {self.batch}" if self.batch > 1 else ""
-        return f"{size} x {self.concurrency}{calls}{'' if self.native else ' Python'}"
+        way = " alone" if self.alone else "" if self.native else " Python"
+        return f"{size} x {self.concurrency}{calls}{way}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +189,7 @@ class _Worker:
         batches = native_batches(payload, self._clock, verify, abort, case.depth)
         if case.native and batches is None:
             sys.exit(f"no native transfers: {native.library()}")
+        self._alone = _Alone(case, payload, batches) if case.alone else None
         self._mover = Mover(
             {Tier.NVME: store}, payload, *pools, self._clock, verify, abort,
             batches=batches if case.native else None,
@@ -194,6 +198,8 @@ class _Worker:
         self._made = 0
 
     def unit(self, action: str) -> Unit:
+        if self._alone is not None:
+            return self._alone.unit(action)
         if action == LOAD:
             return self._timed([Read(ref, Cause.REUSE) for ref in self._refs])
         for ref in self._refs:
@@ -241,6 +247,61 @@ class _Worker:
             seconds=(ended_ns - began_ns) / NS_PER_S,
             cpu_s=cpu_s,
             latencies_ns=[leg.total_ns for leg in legs],
+        )
+
+
+class _Alone:
+    """The native transfers by themselves: each thread in a part of the file and a buffer of its
+    own."""
+
+    def __init__(self, case: Case, payload: Payload, batches: BatchMover | None) -> None:
+        assert batches is not None
+        self._case, self._transfers, self._abort = case, batches.transfers, AbortFlag()
+        self._fd = os.open(case.path, os.O_RDWR | os.O_DIRECT)
+        self._buffers = BufferPool(case.concurrency, case.batch * case.block)
+        self._pieces: list[list[Piece]] = []
+        each = case.blocks // case.concurrency
+        for thread in range(case.concurrency):
+            buffer = self._buffers.take()
+            pages = case.batch * case.block // PAGE_BYTES
+            payload.fill(buffer, min(pages, case.buffer // PAGE_BYTES), tint=0)
+            self._pieces.append([])
+            for number in range(each):
+                at = (thread * each + number) * case.block
+                ref = CopyRef(at, content_key("bench", at), Tier.NVME, case.block, 0)
+                address = buffer.address + number % case.batch * case.block
+                bases = payload.bases(ref, 0)
+                piece = Piece(number, Does.STAMPED, self._fd, at, case.block, address, *bases)
+                self._pieces[-1].append(piece)
+
+    def unit(self, action: str) -> Unit:
+        does = Does.STAMPED | (Does.WRITE if action == STORE else Does.READ)
+        results: list[Moved] = []
+        gate = threading.Barrier(self._case.concurrency + 1)
+
+        def work(pieces: Sequence[Piece]) -> None:
+            pieces = [piece._replace(does=does) for piece in pieces]
+            gate.wait()
+            for first in range(0, len(pieces), self._case.batch):
+                batch = pieces[first : first + self._case.batch]
+                results.extend(self._transfers.run(batch, self._abort))
+
+        threads = [threading.Thread(target=work, args=[pieces]) for pieces in self._pieces]
+        for thread in threads:
+            thread.start()
+        gate.wait()
+        cpu_s = _cpu_s(resource.RUSAGE_SELF)
+        for thread in threads:
+            thread.join()
+        cpu_s = _cpu_s(resource.RUSAGE_SELF) - cpu_s
+        assert not any(moved.error for moved in results), results[0]
+        began_ns = min(moved.began_ns for moved in results)
+        ended_ns = max(moved.ended_ns for moved in results)
+        return Unit(
+            nbytes=sum(moved.nbytes for moved in results),
+            seconds=(ended_ns - began_ns) / NS_PER_S,
+            cpu_s=cpu_s,
+            latencies_ns=[moved.ended_ns - moved.began_ns for moved in results],
         )
 
 
@@ -428,7 +489,9 @@ class Plan:
     unit_gib: float | None = None  # of every place; None = the place's own
     buffer_mib: int = BUFFER // MIB
     batches: Sequence[int] = (1,)
+    depth: int = 1
     native: bool = True
+    alone: bool = False
 
 
 PLACES = ("disk", "ram", "throttled")
@@ -446,7 +509,9 @@ def measure(place: str, plan: Plan) -> Iterator[Seen]:
             wished_bytes=wished,
             buffer=plan.buffer_mib * MIB,
             batch=batch,
+            depth=plan.depth,
             native=plan.native,
+            alone=plan.alone,
         )
         for size in plan.sizes_kib
         for concurrency in plan.concurrencies
@@ -638,6 +703,8 @@ def main() -> None:
     parser.add_argument("--groups", type=int)
     parser.add_argument("--sizes-kib", type=int, nargs="+")
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="operations a call, ours")
+    parser.add_argument("--depth", type=int, default=1, help="of a call's, in flight at a time")
+    parser.add_argument("--alone", action="store_true", help="ours: native transfers by themselves")
     parser.add_argument("--python", action="store_true", help="ours without native transfers")
     parser.add_argument("--concurrency", type=int, nargs="+")
     parser.add_argument("--unit-gib", type=float)
@@ -653,7 +720,9 @@ def main() -> None:
         plan,
         sizes_kib=options.sizes_kib or plan.sizes_kib,
         batches=options.batch,
+        depth=options.depth,
         native=not options.python,
+        alone=options.alone,
         concurrencies=options.concurrency or plan.concurrencies,
         unit_gib=options.unit_gib,
         buffer_mib=options.buffer_mib,

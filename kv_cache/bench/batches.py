@@ -64,7 +64,7 @@ class BatchMover:
         abort: native.AbortFlag, reads: Does,
     ) -> None:  # fmt: skip
         """`reads` says what is verified of a read."""
-        self._transfers, self._payload, self._clock = transfers, payload, clock
+        self.transfers, self._payload, self._clock = transfers, payload, clock
         self._abort, self._reads = abort, reads
         self.depth = transfers.depth
 
@@ -100,7 +100,7 @@ class BatchMover:
                 owners.append(chunk)
                 pieces.append(piece)
             chunk.of.timer.begin()
-        results = self._transfers.run(pieces, self._abort)
+        results = self.transfers.run(pieces, self._abort)
         for chunk, moved in zip(owners, results, strict=True):
             self._tell(chunk, moved, writes=bool(does & Does.WRITE))
 
