@@ -20,6 +20,7 @@ from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.native import Does, Moved, Piece
 from kv_cache.tiers.payload import MISMATCH, Payload
 
+_ALL_MOVED = (0, native.WRONG)
 _REASONS = {native.WRONG: MISMATCH, native.ABORTED: ABORTED}
 
 
@@ -91,6 +92,33 @@ class BatchMover:
             finally:
                 pool.give(buffer)
 
+    def read(self, timer: LegTimer, tap: Tap, ref: CopyRef, offset: int, into: Buffer) -> int:
+        """Read and verify one buffer of a copy; return its bytes. Raises StoreError."""
+        return self._one(timer, tap, ref, offset, into, self._reads)
+
+    def write(self, timer: LegTimer, sink: Sink, ref: CopyRef, offset: int, data: Buffer) -> None:
+        """Write one buffer of a copy as it is. Raises StoreError."""
+        self._one(timer, sink, ref, offset, data, Does.WRITE)
+
+    def _one(
+        self, timer: LegTimer, end: Tap | Sink, ref: CopyRef, offset: int, memory: Buffer, do: Does
+    ) -> int:
+        n = min(len(memory.array), ref.nbytes - offset)
+        pieces = []
+        for fd, at, begin, length in _within(end.spans, offset, n):
+            bases = self._payload.bases(ref, offset + begin)
+            pieces.append(Piece(0, do, fd, at, length, memory.address + begin, *bases))
+        timer.begin()
+        for moved in self.transfers.run(pieces, self._abort):
+            whole = moved.error in _ALL_MOVED
+            if moved.began_ns:
+                began_ns, ended_ns = map(self._clock.of_monotonic, moved[:2])
+                timer.made(began_ns, ended_ns, moved.nbytes if whole else 0)
+            if moved.error:
+                timer.calling = not whole  # it is the call that failed
+                raise _error(moved.error, ref, writes=bool(do & Does.WRITE))
+        return n
+
     def _move(self, chunks: Sequence[_Chunk], buffer: Buffer, does: Does) -> None:
         live = [chunk for chunk in chunks if chunk.of.error is None]
         owners: list[_Chunk] = []
@@ -116,7 +144,7 @@ class BatchMover:
         if moved.began_ns:
             began_ns = self._clock.of_monotonic(moved.began_ns)
             ended_ns = self._clock.of_monotonic(moved.ended_ns)
-            whole = moved.error in (0, native.WRONG)
+            whole = moved.error in _ALL_MOVED
             timer.called(began_ns, ended_ns, moved.nbytes if whole else 0, moved.host_ns)
         else:
             timer.calling = False

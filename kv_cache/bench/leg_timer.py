@@ -70,8 +70,12 @@ class LegTimer:
         what they took is not its own time. Calls may have been made at the same time."""
         if self._host_ns is None:
             self.started_ns, self._host_ns = began_ns - self.device_ns, 0
-        self.calling = False
         self._host_ns += host_ns
+        self.made(began_ns, ended_ns, nbytes)
+
+    def made(self, began_ns: int, ended_ns: int, nbytes: int) -> None:
+        """A call was made whose instants were taken outside the interpreter."""
+        self.calling = False
         self.device_ns += max(0, ended_ns - max(began_ns, self._covered_ns))
         self._covered_ns = self._last_ns = max(ended_ns, self._covered_ns)
         if nbytes:

@@ -357,6 +357,8 @@ class Mover:
     def _fetch(self, timer: LegTimer, tap: Tap, buffer: Buffer, ref: CopyRef, offset: int) -> int:
         """Read and verify one buffer; the bytes count as moved even if they are wrong."""
         self._check_abort()
+        if self._batches is not None and self._in_batches[ref.tier]:
+            return self._batches.read(timer, tap, ref, offset, buffer)
         n = min(self._size, ref.nbytes - offset)
         timer.begin()
         tap.read(offset, buffer.view[:n])
@@ -399,6 +401,9 @@ class Mover:
         buffer = self._loads.take()
         try:
             n = self._fetch(reading, tap, buffer, source, offset)
+            if self._batches is not None and self._in_batches[target.tier]:
+                self._batches.write(writing, sink, target, offset, buffer)
+                return
             writing.begin()
             sink.write(offset, buffer.view[:n])
             writing.end(n)
