@@ -38,7 +38,7 @@ from msgspec import Struct, field
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.stillness import ANSWER_S, IoThreads, answered
-from kv_cache.bench.transfer import Mover, Verify
+from kv_cache.bench.transfer import Mover, Verify, native_batches
 from kv_cache.config.profile import QUANTILES, Burst, Cell, RefusedCell, Service
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, Leg, Read, Write
@@ -48,6 +48,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB, NS_PER_S, NS_PER_US, human_bytes, s_to_ns
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.native import AbortFlag
 from kv_cache.tiers.nvme import choose_engine, open_storage
 from kv_cache.tiers.payload import Payload
 
@@ -214,14 +215,16 @@ class StorageProbe:
             fsync=plan.fsync,
         )
         count = max(plan.concurrencies)
+        payload = Payload(Seed(plan.seed).child("payload"), BUFFER_BYTES)
         self._mover = Mover(
             {Tier.NVME: self._store},
-            Payload(Seed(plan.seed).child("payload"), BUFFER_BYTES),
+            payload,
             BufferPool(count, BUFFER_BYTES),
             BufferPool(count, BUFFER_BYTES),
             self._clock,
             Verify.STAMPS,
             stop,
+            batches=native_batches(payload, self._clock, Verify.STAMPS, AbortFlag()),
         )
 
     def __enter__(self) -> Self:
