@@ -274,6 +274,11 @@ class _Alone:
                 piece = Piece(number, Does.STAMPED, self._fd, at, case.block, address, *bases)
                 self._pieces[-1].append(piece)
 
+    def _run(self, pieces: Sequence[Piece]) -> list[Moved]:
+        if self._case.depth == 1:
+            return self._transfers.run(pieces, self._abort)
+        return self._transfers.run_at_once(pieces, self._abort, self._case.depth)
+
     def unit(self, action: str) -> Unit:
         does = Does.STAMPED | (Does.WRITE if action == STORE else Does.READ)
         results: list[Moved] = []
@@ -284,7 +289,7 @@ class _Alone:
             gate.wait()
             for first in range(0, len(pieces), self._case.batch):
                 batch = pieces[first : first + self._case.batch]
-                results.extend(self._transfers.run(batch, self._abort))
+                results.extend(self._run(batch))
 
         threads = [threading.Thread(target=work, args=[pieces]) for pieces in self._pieces]
         for thread in threads:

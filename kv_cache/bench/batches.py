@@ -6,6 +6,7 @@ memory is one buffer of the pool at a time.
 """
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,9 +14,10 @@ from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
 from kv_cache.core.effect import ABORTED, CopyRef, Read, Write
 from kv_cache.core.errors import StoreError
+from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import PAGE_BYTES
 from kv_cache.tiers import native
-from kv_cache.tiers.base import Sink, Span, Tap, reason_of
+from kv_cache.tiers.base import Capability, Sink, Span, Tap, reason_of
 from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.native import Does, Moved, Piece
 from kv_cache.tiers.payload import MISMATCH, Payload
@@ -64,21 +66,27 @@ class BatchMover:
         self, transfers: native.Transfers, payload: Payload, clock: MonotonicClock,
         abort: native.AbortFlag, reads: Does,
     ) -> None:  # fmt: skip
-        """`reads` says what is verified of a read."""
+        """`reads` says what is verified of a read. So many pieces as `transfers` is deep may be in
+        flight of all calls together, beside one of each."""
         self.transfers, self._payload, self._clock = transfers, payload, clock
         self._abort, self._reads = abort, reads
-        self.depth = transfers.depth
+        self._spare, self._lock = transfers.depth - 1, threading.Lock()
 
-    def load(self, batch: Sequence[Batched], pool: BufferPool) -> None:
+    def can_move(self, capabilities: Capability) -> bool:
+        """Return whether the bytes of such a store are moved here."""
+        at_once = Capability.AT_ONCE in capabilities
+        return Capability.POSITIONAL in capabilities and (self.transfers.rings or not at_once)
+
+    def load(self, batch: Sequence[Batched], pool: BufferPool, *, at_once: bool) -> None:
         """Read what the taps of a batch hold, and verify it."""
         for chunks, _ in _waves(batch, pool.buffer_bytes):
             buffer = pool.take()
             try:
-                self._move(chunks, buffer, self._reads)
+                self._move(chunks, buffer, self._reads, at_once=at_once)
             finally:
                 pool.give(buffer)
 
-    def store(self, batch: Sequence[Batched], pool: BufferPool) -> None:
+    def store(self, batch: Sequence[Batched], pool: BufferPool, *, at_once: bool) -> None:
         """Write what the sinks of a batch shall hold."""
         for chunks, pages in _waves(batch, pool.buffer_bytes):
             first = chunks[0]
@@ -88,38 +96,54 @@ class BatchMover:
                 begin = self._payload.place(first.of.ref, pages)
                 self._payload.fill(buffer, begin + pages, tint)
                 moved = [chunk._replace(page=begin + chunk.page) for chunk in chunks]
-                self._move(moved, buffer, Does.WRITE | Does.STAMPED)
+                self._move(moved, buffer, Does.WRITE | Does.STAMPED, at_once=at_once)
             finally:
                 pool.give(buffer)
 
-    def read(self, timer: LegTimer, tap: Tap, ref: CopyRef, offset: int, into: Buffer) -> int:
-        """Read and verify one buffer of a copy; return its bytes. Raises StoreError."""
-        return self._one(timer, tap, ref, offset, into, self._reads)
-
-    def write(self, timer: LegTimer, sink: Sink, ref: CopyRef, offset: int, data: Buffer) -> None:
-        """Write one buffer of a copy as it is. Raises StoreError."""
-        self._one(timer, sink, ref, offset, data, Does.WRITE)
-
-    def _one(
-        self, timer: LegTimer, end: Tap | Sink, ref: CopyRef, offset: int, memory: Buffer, do: Does
+    def carry(
+        self,
+        timer: LegTimer,
+        end: Tap | Sink,
+        ref: CopyRef,
+        offset: int,
+        buffer: Buffer,
+        *,
+        at_once: bool,
     ) -> int:
-        n = min(len(memory.array), ref.nbytes - offset)
+        """Move one buffer of a copy as it is: read and verify it from a tap, or write it to a sink.
+        Return its bytes. Raises StoreError."""
+        writes = timer.kind is OpKind.WRITE
+        n = min(len(buffer.array), ref.nbytes - offset)
         pieces = []
         for fd, at, begin, length in _within(end.spans, offset, n):
             bases = self._payload.bases(ref, offset + begin)
-            pieces.append(Piece(0, do, fd, at, length, memory.address + begin, *bases))
+            does = Does.WRITE if writes else self._reads
+            pieces.append(Piece(0, does, fd, at, length, buffer.address + begin, *bases))
         timer.begin()
-        for moved in self.transfers.run(pieces, self._abort):
+        for moved in self._run(pieces, at_once=at_once):
             whole = moved.error in _ALL_MOVED
             if moved.began_ns:
                 began_ns, ended_ns = map(self._clock.of_monotonic, moved[:2])
                 timer.made(began_ns, ended_ns, moved.nbytes if whole else 0)
             if moved.error:
                 timer.calling = not whole  # it is the call that failed
-                raise _error(moved.error, ref, writes=bool(do & Does.WRITE))
+                raise _error(moved.error, ref, writes=writes)
         return n
 
-    def _move(self, chunks: Sequence[_Chunk], buffer: Buffer, does: Does) -> None:
+    def _run(self, pieces: Sequence[Piece], *, at_once: bool) -> list[Moved]:
+        """Transfer pieces; with `at_once` as many at a time as there is depth to spare."""
+        if not at_once:
+            return self.transfers.run(pieces, self._abort)
+        with self._lock:
+            more = max(0, min(self._spare, len(pieces) - 1))
+            self._spare -= more
+        try:
+            return self.transfers.run_at_once(pieces, self._abort, 1 + more)
+        finally:
+            with self._lock:
+                self._spare += more
+
+    def _move(self, chunks: Sequence[_Chunk], buffer: Buffer, does: Does, *, at_once: bool) -> None:
         live = [chunk for chunk in chunks if chunk.of.error is None]
         owners: list[_Chunk] = []
         pieces: list[Piece] = []
@@ -128,7 +152,7 @@ class BatchMover:
                 owners.append(chunk)
                 pieces.append(piece)
             chunk.of.timer.begin()
-        results = self.transfers.run(pieces, self._abort)
+        results = self._run(pieces, at_once=at_once)
         for chunk, moved in zip(owners, results, strict=True):
             self._tell(chunk, moved, writes=bool(does & Does.WRITE))
 

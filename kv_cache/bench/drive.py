@@ -7,7 +7,7 @@ feeder lets arrivals in at their instants. Any thread that dies ends the run wit
 
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -53,22 +53,22 @@ class _Aborted(Exception):  # noqa: N818 - not an error: the run ends under a li
 
 
 class _IoBatch:
-    """Operations that several threads work off together, a unit at a time: numbers of those that
-    one call moves."""
+    """Operations that several threads work off together, a unit at a time: the numbers of those
+    that one call moves."""
 
-    def __init__(self, ops: tuple[Op, ...], units: Sequence[Sequence[int]], mover: Mover) -> None:
-        self._ops, self._units = ops, units
+    def __init__(self, ops: tuple[Op, ...], mover: Mover) -> None:
+        self._ops, self.units = ops, mover.units(ops)
         self._mover = mover
         self._next = itertools.count()
         self._lock = threading.Lock()
-        self._left = len(units)
+        self._left = len(self.units)
         self._ended = threading.Event()
         self._results: list[OpDone | None] = [None] * len(ops)
         self._error: BaseException | None = None
 
     def work(self) -> None:
-        while (i := next(self._next)) < len(self._units):
-            unit = self._units[i]
+        while (i := next(self._next)) < len(self.units):
+            unit = self.units[i]
             try:
                 done = self._mover.perform_all([self._ops[number] for number in unit])
                 for number, result in zip(unit, done, strict=True):
@@ -463,9 +463,8 @@ class Drive:
     def _transfer(self, ops: tuple[Op, ...]) -> list[OpDone]:
         if self._io_threads == 1 or not self._mover.worth_sharing(ops):
             return self._mover.perform_all(ops)
-        units = self._mover.units(ops)
-        batch = _IoBatch(ops, units, self._mover)
-        for _ in range(min(self._io_threads, len(units)) - 1):
+        batch = _IoBatch(ops, self._mover)
+        for _ in range(min(self._io_threads, len(batch.units)) - 1):
             self._batches.put(batch)
         batch.work()
         return batch.wait()

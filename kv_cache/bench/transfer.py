@@ -64,8 +64,8 @@ def native_batches(
     abort: AbortFlag,
     depth: int = 1,
 ) -> BatchMover | None:
-    """Return the native transfers of a mover with these parts, which has `depth` of a call's in
-    flight at a time; None if they were not built."""
+    """Return the native transfers of a mover with these parts, which may have `depth` of a call's
+    in flight at a time; None if they were not built."""
     library = native.library()
     if isinstance(library, str):
         return None
@@ -110,7 +110,11 @@ class Mover:
         self._verifies = {tier: checks and has for tier, has in self._has_data.items()}
         self._batches = batches
         self._in_batches = {
-            tier: batches is not None and Capability.POSITIONAL in store.capabilities
+            tier: batches is not None and batches.can_move(store.capabilities)
+            for tier, store in stores.items()
+        }
+        self._at_once = {
+            tier: self._in_batches[tier] and Capability.AT_ONCE in store.capabilities
             for tier, store in stores.items()
         }
 
@@ -136,9 +140,8 @@ class Mover:
         one call moves at the same time, and each other one alone."""
         units: list[list[int]] = []
         together: dict[type[Op], list[int]] = {}
-        at_once = self._batches is not None and self._batches.depth > 1
         for number, op in enumerate(ops):
-            kind = self._batch_kind(op) if at_once else None
+            kind = self._batch_kind(op) if self._at_once[op.target.tier] else None
             unit = together.get(kind) if kind is not None else None
             if unit is not None and len(unit) < BATCH:
                 unit.append(number)
@@ -255,6 +258,7 @@ class Mover:
         """Reads, or writes, of copies whose bytes positional calls may move."""
         assert self._batches is not None
         reads = isinstance(ops[0], Read)
+        at_once = self._at_once[ops[0].copy.tier]
         kind = OpKind.READ if reads else OpKind.WRITE
         batch = [
             Batched(op, LegTimer(self._clock, self._pulse, op.cause, op.copy.tier, kind))
@@ -264,9 +268,9 @@ class Mover:
             for one in batch:
                 self._begin(one, reads=reads)
             if reads:
-                self._batches.load(batch, self._loads)
+                self._batches.load(batch, self._loads, at_once=at_once)
             else:
-                self._batches.store(batch, self._stored)
+                self._batches.store(batch, self._stored, at_once=at_once)
             return [self._end_read(one) if reads else self._end_write(one) for one in batch]
         except BaseException:
             for one in batch:
@@ -358,7 +362,8 @@ class Mover:
         """Read and verify one buffer; the bytes count as moved even if they are wrong."""
         self._check_abort()
         if self._batches is not None and self._in_batches[ref.tier]:
-            return self._batches.read(timer, tap, ref, offset, buffer)
+            at_once = self._at_once[ref.tier]
+            return self._batches.carry(timer, tap, ref, offset, buffer, at_once=at_once)
         n = min(self._size, ref.nbytes - offset)
         timer.begin()
         tap.read(offset, buffer.view[:n])
@@ -402,7 +407,8 @@ class Mover:
         try:
             n = self._fetch(reading, tap, buffer, source, offset)
             if self._batches is not None and self._in_batches[target.tier]:
-                self._batches.write(writing, sink, target, offset, buffer)
+                at_once = self._at_once[target.tier]
+                self._batches.carry(writing, sink, target, offset, buffer, at_once=at_once)
                 return
             writing.begin()
             sink.write(offset, buffer.view[:n])

@@ -37,7 +37,7 @@ static struct piece piece_of(int thread, int object, char *memory, int flags) {
 
 static void transfer(struct ring *ring, struct piece *pieces, int64_t count) {
   if (ring)
-    require(!kv_transfer_many(ring, pieces, count, &go_on, &NOISE_OF_ALL), "the ring failed");
+    require(!kv_transfer_many(ring, pieces, count, 8, &go_on, &NOISE_OF_ALL), "the ring failed");
   else
     kv_transfer(pieces, count, &go_on, &NOISE_OF_ALL);
 }

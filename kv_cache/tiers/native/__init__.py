@@ -6,6 +6,7 @@ and sinks, in Python.
 """
 
 import ctypes
+import errno
 import functools
 import os
 import struct
@@ -134,40 +135,45 @@ class Transfers:
     def __init__(
         self, library: ctypes.CDLL, noise: npt.NDArray[np.uint64], *, depth: int = 1
     ) -> None:
-        """`noise` has the pages that pieces are made of. So many pieces of a call are in flight at
-        a time, through an io_uring of each thread; one where the kernel has none."""
+        """`noise` has the pages that pieces are made of. Of a call through an io_uring at most
+        `depth` pieces are in flight at a time; `rings` says whether the kernel has any."""
         self._library = library
         self._pages = noise  # kept, as the library is given its address
         self._noise = ctypes.byref(_Noise(noise.ctypes.data, len(noise)))
         self._local = threading.local()
         self.depth = min(depth, MOST_DEPTH)
-        if self.depth > 1 and rings_refused(library) is not None:
-            self.depth = 1
+        self.rings = rings_refused(library) is None
 
     def run(self, pieces: Sequence[Piece], abort: AbortFlag) -> list[Moved]:
-        """Transfer all pieces until `abort` is set, and return what became of each, in their order.
-        Raises OSError where a ring fails, whose memory the kernel may still use then."""
+        """Transfer all pieces one by one, by pread and pwrite, until `abort` is set; return what
+        became of each, in their order."""
         table = PieceTable(pieces)
         word = ctypes.byref(abort.word)
-        ring = self._ring() if self.depth > 1 and table.count > 1 else None
-        if ring is None:
-            self._library.kv_transfer(table.memory, table.count, word, self._noise)
-            return table.moved()
-        error = self._library.kv_transfer_many(
-            ring.handle, table.memory, table.count, word, self._noise
-        )
-        if error:
-            raise OSError(error, os.strerror(error))
+        self._library.kv_transfer(table.memory, table.count, word, self._noise)
         return table.moved()
 
-    def _ring(self) -> _ThreadRing | None:
-        """Return this thread's ring, which goes with it; None if there are too many already."""
+    def run_at_once(self, pieces: Sequence[Piece], abort: AbortFlag, depth: int) -> list[Moved]:
+        """Transfer all pieces through this thread's io_uring, `depth` at a time. Where there can be
+        no ring, that is the error of each. Raises OSError where one fails, whose memory the kernel
+        may still use then."""
+        table = PieceTable(pieces)
+        try:
+            ring = self._ring()
+        except OSError as error:
+            return [Moved(0, 0, 0, 0, error.errno or errno.EIO)] * table.count
+        word = ctypes.byref(abort.word)
+        failed = self._library.kv_transfer_many(
+            ring.handle, table.memory, table.count, depth, word, self._noise
+        )
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        return table.moved()
+
+    def _ring(self) -> _ThreadRing:
+        """Return this thread's ring, which goes with it."""
         ring: _ThreadRing | None = getattr(self._local, "ring", None)
         if ring is None:
-            try:
-                ring = self._local.ring = _ThreadRing(self._library, self.depth)
-            except OSError:  # each is a descriptor, and some memory
-                return None
+            ring = self._local.ring = _ThreadRing(self._library, self.depth)
         return ring
 
 
@@ -178,19 +184,6 @@ def rings_refused(library: ctypes.CDLL) -> str | None:
     except OSError as error:
         return os.strerror(error.errno or 0)
     return None
-
-
-def data_path() -> str:
-    """Return how positional calls are made here, as a result says it."""
-    loaded = library()
-    if isinstance(loaded, str):
-        return f"python: {loaded}"
-    refused = rings_refused(loaded)
-    return (
-        "native, io_uring"
-        if refused is None
-        else f"native, one by one: io_uring is refused ({refused})"
-    )
 
 
 @functools.cache
@@ -205,6 +198,6 @@ def library() -> ctypes.CDLL | str:
         return f"{path.name} cannot be loaded ({error})"
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     loaded.kv_transfer.argtypes = (pointer, number, pointer, pointer)
-    loaded.kv_transfer_many.argtypes = (pointer, pointer, number, pointer, pointer)
+    loaded.kv_transfer_many.argtypes = (pointer, pointer, number, number, pointer, pointer)
     loaded.kv_ring_close.argtypes = (pointer,)
     return loaded

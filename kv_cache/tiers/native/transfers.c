@@ -262,14 +262,15 @@ static int enter(struct ring *ring) {
   return told >= 0 || errno == EINTR || errno == EAGAIN || errno == EBUSY ? 0 : errno;
 }
 
-/* As `kv_transfer`, as many rows at a time as the ring is deep. Returns an errno if the ring itself
+/* As `kv_transfer`, `depth` rows at a time, or as many as the ring is deep. Returns an errno if the ring itself
  * fails; the kernel may still have requests then, so neither ring nor memory may be used again. */
-int kv_transfer_many(struct ring *ring, struct piece *pieces, int64_t count, const int32_t *abort,
-                     const struct noise *noise) {
+int kv_transfer_many(struct ring *ring, struct piece *pieces, int64_t count, int64_t depth,
+                     const int32_t *abort, const struct noise *noise) {
   int64_t next = 0, in_flight = 0;
+  if (depth > (int64_t)ring->depth) depth = ring->depth;
   while (next < count || in_flight) {
     int64_t first = next;
-    for (; next < count && in_flight < (int64_t)ring->depth; next++) {
+    for (; next < count && in_flight < depth; next++) {
       struct piece *piece = &pieces[next];
       if (stopped(abort) || left_out(pieces, next)) {
         piece->error = stopped(abort) ? ABORTED : LEFT_OUT;

@@ -183,7 +183,7 @@ class Uring:
     """O_DIRECT through an io_uring of each thread, in batches, from registered buffers."""
 
     name = "uring"
-    capabilities = Capability.DIRECT | Capability.DATA
+    capabilities = Capability.DIRECT | Capability.DATA | Capability.POSITIONAL | Capability.AT_ONCE
     open_flags = _DIRECT
     writes_need_space = False
 

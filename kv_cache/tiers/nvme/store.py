@@ -135,7 +135,8 @@ class NvmeStore:
         """Return what moves the bytes, and if it is Python, why."""
         if Capability.POSITIONAL not in self.capabilities:
             return f"python: {self._reader.name} is not moved by positional calls"
-        return native.data_path()
+        library = native.library()
+        return f"python: {library}" if isinstance(library, str) else "native"
 
     @property
     def _uses_rings(self) -> bool:
