@@ -46,14 +46,16 @@ def build() -> str:
             "native transfers: there is no C compiler (cc, gcc or clang), so objects are moved in "
             "Python, small ones more slowly; install one and run this again"
         )
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
-        library = Path(scratch, target.name)
-        ended = subprocess.run(
-            [*cc, *FLAGS, str(SOURCE), "-o", str(library)], capture_output=True, text=True
-        )
-        if ended.returncode:
-            return f"native transfers: {shlex.join(cc)} failed: {ended.stderr.strip()[-400:]}"
-        for old in target.parent.glob("transfers-*.so"):
-            old.unlink()
-        library.rename(target)
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as scratch:
+            library = Path(scratch, target.name)
+            command = [*cc, *FLAGS, str(SOURCE), "-o", str(library)]
+            ended = subprocess.run(command, capture_output=True, text=True)
+            if ended.returncode:
+                return f"native transfers: {shlex.join(cc)} failed: {ended.stderr.strip()[-400:]}"
+            for old in target.parent.glob("transfers-*.so"):
+                old.unlink()
+            library.rename(target)
+    except OSError as error:
+        return f"native transfers: {target.parent} cannot be written ({error.strerror})"
     return f"native transfers: {target.name} made with {shlex.join(cc)}"
