@@ -130,6 +130,25 @@ class BatchMover:
                 raise _error(moved.error, ref, writes=writes)
         return n
 
+    def rehearse(self, ref: CopyRef, offset: int, pool: BufferPool) -> None:
+        """Do for one buffer of a copy what is done beside the system call. A load finds nothing to
+        verify: its buffer is stamped first, which costs as much, and is verified in full if that is
+        wanted."""
+        n = min(pool.buffer_bytes, ref.nbytes - offset)
+        pages, tint = n // PAGE_BYTES, self._payload.tint(ref, offset)
+        buffer = pool.take(tint)
+        try:
+            at = self._payload.place(ref, pages)
+            self._payload.fill(buffer, at + pages, tint)
+            address, bases = buffer.address + at * PAGE_BYTES, self._payload.bases(ref, offset)
+            wanted = [Does.WRITE | Does.STAMPED]
+            if Does.NOISE in self._reads:
+                wanted.append(self._reads)
+            pieces = [Piece(0, do | Does.NOWHERE, -1, 0, n, address, *bases) for do in wanted]
+            self.transfers.run(pieces, self._abort)
+        finally:
+            pool.give(buffer)
+
     def _run(self, pieces: Sequence[Piece], *, at_once: bool) -> list[Moved]:
         """Transfer pieces; with `at_once` as many at a time as there is depth to spare."""
         if not at_once:

@@ -79,6 +79,9 @@ def open_machine(
     tracer = _open_tracer(devices, opening.closing) if config.monitor.latency_tracing else None
     payload = Payload(Seed(plan.seed).child("payload"), config.io.buffer_mib * MIB)
     verify = Verify(config.io.verify)
+    batches = native_batches(payload, state.clock, verify, opening.abort, config.io.threads)
+    if plan.rehearse and config.io.engine in ("buffered", "mmap"):
+        batches = None  # what is rehearsed is moved in Python
     mover = Mover(
         stores.by_tier,
         payload,
@@ -90,7 +93,7 @@ def open_machine(
         page_cache=witness.page_cache,
         rehearse=plan.rehearse,
         pulse=answers.pulse,
-        batches=native_batches(payload, state.clock, verify, opening.abort, config.io.threads),
+        batches=batches,
     )
     drive = Drive(
         state.world,

@@ -429,6 +429,10 @@ class Mover:
         a buffer of a load holds nothing that could be verified."""
         self._check_abort()
         loads = pool is self._loads
+        if self._batches is not None:
+            if not loads or self._verify is not Verify.OFF:
+                self._batches.rehearse(ref, offset, pool)
+            return
         buffer = pool.take(self._payload.tint(ref, offset))
         try:
             if not loads or self._verify is not Verify.OFF:

@@ -126,6 +126,15 @@ def test_a_flipped_bit_is_found_where_it_is_looked_for(
     assert errors == [0, WRONG if found else 0, 0]
 
 
+def test_a_rehearsal_stamps_and_verifies_and_calls_nothing(rig: Rig) -> None:
+    nowhere = [p._replace(fd=-1) for p in rig.pieces([2, 2], Does.WRITE | STAMPED | Does.NOWHERE)]
+    found = [p._replace(does=FULL | Does.NOWHERE) for p in nowhere]
+    results = rig.transfers.run([*nowhere, *found], rig.abort)
+    assert [(m.error, m.nbytes) for m in results] == [(0, 2 * PAGE_BYTES)] * 4
+    wrong = [p._replace(base1=p.base1 + 1) for p in found]
+    assert [m.error for m in rig.transfers.run(wrong, rig.abort)] == [WRONG, WRONG]
+
+
 def test_another_version_and_another_place_are_wrong(rig: Rig) -> None:
     rig.store([2, 2])
     assert [m.error for m in rig.run(rig.pieces([2, 2], STAMPED, version=2))] == [WRONG, WRONG]

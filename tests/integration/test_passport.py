@@ -856,8 +856,7 @@ def test_a_run_that_measures_the_client_is_named(
 
         monkeypatch.setattr(Payload, name, slow)
 
-    slowed("matches")
-    slowed("stamp")
+    slowed("bases")  # which both need
     # Far above what any ratio is when the client is most of the time; others use the CPU too.
     wide = {"certify_s": 1, "least_ceiling_ratio": 20, "idle_cores": 0}
     made = job(tmp_path, "--duration=1.5", passport=wide)

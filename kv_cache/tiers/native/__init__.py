@@ -31,6 +31,7 @@ class Does(IntFlag):
     WRITE = 1
     STAMPED = 2  # a write is stamped first, the stamps of a read are looked at
     NOISE = 4  # and so is all between them
+    NOWHERE = 8  # all of it but the system calls
 
 
 class Piece(NamedTuple):
