@@ -180,7 +180,7 @@ class Mmap:
 
 
 class Uring:
-    """O_DIRECT through an io_uring of each thread, in batches, from registered buffers."""
+    """O_DIRECT through an io_uring of each thread, in batches (Python: from registered buffers)."""
 
     name = "uring"
     capabilities = Capability.DIRECT | Capability.DATA | Capability.POSITIONAL | Capability.AT_ONCE

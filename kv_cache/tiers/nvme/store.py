@@ -116,7 +116,7 @@ class NvmeStore:
             **self._layout.describe(),
             "fsync": self._fsync,
             "emulated": False,
-            **({"registered_buffers": uring.registered()} if self._uses_rings else {}),
+            **({"registered_buffers": self._registers()} if self._uses_rings else {}),
         }
 
     def flush(self) -> None:
@@ -137,6 +137,10 @@ class NvmeStore:
             return f"python: {self._reader.name} is not moved by positional calls"
         library = native.library()
         return f"python: {library}" if isinstance(library, str) else "native"
+
+    def _registers(self) -> bool:
+        """Return whether rings take the buffers as registered; native ones do not."""
+        return self._data_path() != "native" and uring.registered()
 
     @property
     def _uses_rings(self) -> bool:
