@@ -22,6 +22,7 @@ from kv_cache.metrics.curve import (
     knee,
     limit_of,
 )
+from kv_cache.metrics.evidence import Thresholds
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.metrics.slo import Slo, SloMeasure
@@ -207,8 +208,19 @@ def probe_of(
         verdict=verdict,
         row=row,
         pressure=_pressure(outcome, slos),
-        findings=section["passport"]["rules"],
+        findings=list(findings_on_the_answer(section)),
     )
+
+
+def findings_on_the_answer(section: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield what a probe's rules say of the answer. How many requests it takes to judge a load is
+    the interval's matter, so that few reads beside many writes, or the reverse, are none of V30's:
+    next to no storage at all is."""
+    storage = section["tiers"]["storage"]
+    ended = sum(storage[kind]["operations"] for kind in KINDS)
+    for row in section["passport"]["rules"]:
+        if row["rule"] != "V30" or ended < Thresholds().enough_operations:
+            yield row
 
 
 def client_bound(outcome: RunOutcome, judged: Judged, overloaded: bool) -> bool:

@@ -12,6 +12,7 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Phase
 from kv_cache.metrics.slo import parse_slos
 from kv_cache.metrics.window import Gauges, Meter
+from kv_cache.result.capacity import findings_on_the_answer
 from kv_cache.schedule.capacity import CapacitySearch, Ended, SearchRules
 from kv_cache.schedule.probe import (
     LEAST_BATCHES,
@@ -384,3 +385,14 @@ def test_every_search_ends_within_its_probes_and_loads(
 def test_rules_that_contradict_one_another_are_refused(rules: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         SearchRules(**{"first": 10, "highest": 100_000, **rules})
+
+
+@pytest.mark.parametrize(("reads", "writes", "left"), [(17, 2000, 1), (17, 20, 2)])
+def test_few_reads_beside_many_writes_are_no_fault_of_a_search(
+    reads: int, writes: int, left: int
+) -> None:
+    """What a probe of few requests knows is the interval's matter."""
+    rules = [{"rule": number, "status": "invalid"} for number in ("V30", "V6")]
+    storage = {"read": {"operations": reads}, "write": {"operations": writes}}
+    section = {"tiers": {"storage": storage}, "passport": {"rules": rules}}
+    assert len(list(findings_on_the_answer(section))) == left
