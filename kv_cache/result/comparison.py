@@ -33,10 +33,8 @@ from kv_cache.core.text import as_json
 from kv_cache.metrics.intervals import (
     CONFIDENCE,
     LEAST_BATCHES,
-    Batches,
     Interval,
     autocorrelation,
-    correlation,
     mean_interval,
     ratio_interval,
     series_inflation,
@@ -499,7 +497,7 @@ def ratio_of_pairs(
     if interval is None:
         return None
     if len(logs) >= LEAST_BATCHES:
-        reach = Batches(logs, 1, correlation(logs)).reach(confidence)
+        reach = series_inflation(logs) * (interval.high - interval.low) / 2
         interval = Interval(fmean(logs) - reach, fmean(logs) + reach)
     return exp(fmean(logs)), Interval(exp(interval.low), exp(interval.high))
 
