@@ -33,7 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -47,7 +47,7 @@ from kv_cache.bench.probes.diskstats import added_up, read_diskstats
 from kv_cache.bench.run import SWITCH_INTERVAL_S
 from kv_cache.bench.transfer import Mover, Verify, native_batches
 from kv_cache.core.block import content_key
-from kv_cache.core.effect import CopyRef, Delete, Leg, Op, Read, Write
+from kv_cache.core.effect import CopyRef, Delete, Op, Read, Write
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import Cause, Tier
 from kv_cache.core.seed import Seed
@@ -57,6 +57,9 @@ from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.native import AbortFlag, Does, Moved, Piece
 from kv_cache.tiers.nvme import open_storage
 from kv_cache.tiers.payload import Payload
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # Our buffers are in transparent huge pages, which saves requests of the device and up to 30 % of
 # the time; so shall fio's be: with this and --iomem_align=2m they are.
@@ -215,31 +218,11 @@ class _Worker:
     def _timed(self, ops: Sequence[Op]) -> Unit:
         """All threads begin together, each with a part of its own, as fio's do."""
         each = len(ops) // self._case.concurrency
-        legs: list[Leg] = []
-        errors: list[str | None] = []
-        gate = threading.Barrier(self._case.concurrency + 1)
-
-        def work(part: Sequence[Op]) -> None:
-            gate.wait()
-            for first in range(0, len(part), self._case.batch):
-                for done in self._mover.perform_all(part[first : first + self._case.batch]):
-                    if done.ok:
-                        legs.append(done.legs[0])
-                    else:
-                        errors.append(done.error)
-
-        threads = [
-            threading.Thread(target=work, args=[ops[first : first + each]])
-            for first in range(0, len(ops), each)
-        ]
-        for thread in threads:
-            thread.start()
-        cpu_s = _cpu_s(resource.RUSAGE_SELF)
-        gate.wait()
-        for thread in threads:
-            thread.join()
-        cpu_s = _cpu_s(resource.RUSAGE_SELF) - cpu_s
+        parts = [ops[first : first + each] for first in range(0, len(ops), each)]
+        results, cpu_s = _together(parts, self._case.batch, self._mover.perform_all)
+        errors = [done.error for done in results if not done.ok]
         assert not errors, errors
+        legs = [done.legs[0] for done in results]
         began_ns = min(leg.started_ns for leg in legs)
         ended_ns = max(leg.finished_ns for leg in legs)
         return Unit(
@@ -248,6 +231,29 @@ class _Worker:
             cpu_s=cpu_s,
             latencies_ns=[leg.total_ns for leg in legs],
         )
+
+
+def _together(
+    parts: Sequence[Sequence[T]], batch: int, move: Callable[[Sequence[T]], Sequence[R]]
+) -> tuple[list[R], float]:
+    """Have a thread for each part move it, so many at a time; all begin together. Return what came
+    of it, and the CPU seconds that it took."""
+    results: list[R] = []
+    gate = threading.Barrier(len(parts) + 1)
+
+    def work(part: Sequence[T]) -> None:
+        gate.wait()
+        for first in range(0, len(part), batch):
+            results.extend(move(part[first : first + batch]))
+
+    threads = [threading.Thread(target=work, args=[part]) for part in parts]
+    for thread in threads:
+        thread.start()
+    cpu_s = _cpu_s(resource.RUSAGE_SELF)
+    gate.wait()
+    for thread in threads:
+        thread.join()
+    return results, _cpu_s(resource.RUSAGE_SELF) - cpu_s
 
 
 class _Alone:
@@ -281,24 +287,8 @@ class _Alone:
 
     def unit(self, action: str) -> Unit:
         does = Does.STAMPED | (Does.WRITE if action == STORE else Does.READ)
-        results: list[Moved] = []
-        gate = threading.Barrier(self._case.concurrency + 1)
-
-        def work(pieces: Sequence[Piece]) -> None:
-            pieces = [piece._replace(does=does) for piece in pieces]
-            gate.wait()
-            for first in range(0, len(pieces), self._case.batch):
-                batch = pieces[first : first + self._case.batch]
-                results.extend(self._run(batch))
-
-        threads = [threading.Thread(target=work, args=[pieces]) for pieces in self._pieces]
-        for thread in threads:
-            thread.start()
-        gate.wait()
-        cpu_s = _cpu_s(resource.RUSAGE_SELF)
-        for thread in threads:
-            thread.join()
-        cpu_s = _cpu_s(resource.RUSAGE_SELF) - cpu_s
+        parts = [[piece._replace(does=does) for piece in pieces] for pieces in self._pieces]
+        results, cpu_s = _together(parts, self._case.batch, self._run)
         assert not any(moved.error for moved in results), results[0]
         began_ns = min(moved.began_ns for moved in results)
         ended_ns = max(moved.ended_ns for moved in results)

@@ -114,19 +114,14 @@ class BatchMover:
         Return its bytes. Raises StoreError."""
         writes = timer.kind is OpKind.WRITE
         n = min(len(buffer.array), ref.nbytes - offset)
-        pieces = []
-        for fd, at, begin, length in _within(end.spans, offset, n):
-            bases = self._payload.bases(ref, offset + begin)
-            does = Does.WRITE if writes else self._reads
-            pieces.append(Piece(0, does, fd, at, length, buffer.address + begin, *bases))
+        does = Does.WRITE if writes else self._reads
+        pieces = list(self._pieces(0, end.spans, ref, offset, n, buffer.address, does))
         timer.begin()
         for moved in self._run(pieces, at_once=at_once):
-            whole = moved.error in _ALL_MOVED
             if moved.began_ns:
-                began_ns, ended_ns = map(self._clock.of_monotonic, moved[:2])
-                timer.made(began_ns, ended_ns, moved.nbytes if whole else 0)
+                timer.made(*self._calls(moved))
             if moved.error:
-                timer.calling = not whole  # it is the call that failed
+                timer.calling = moved.error not in _ALL_MOVED  # it is the call that failed
                 raise _error(moved.error, ref, writes=writes)
         return n
 
@@ -167,28 +162,41 @@ class BatchMover:
         owners: list[_Chunk] = []
         pieces: list[Piece] = []
         for number, chunk in enumerate(live):
-            for piece in self._pieces(number, chunk, buffer, does):
+            of, address = chunk.of, buffer.address + chunk.page * PAGE_BYTES
+            for piece in self._pieces(
+                number, of.spans, of.ref, chunk.offset, chunk.nbytes, address, does
+            ):
                 owners.append(chunk)
                 pieces.append(piece)
-            chunk.of.timer.begin()
+            of.timer.begin()
         results = self._run(pieces, at_once=at_once)
         for chunk, moved in zip(owners, results, strict=True):
             self._tell(chunk, moved, writes=bool(does & Does.WRITE))
 
-    def _pieces(self, number: int, chunk: _Chunk, buffer: Buffer, does: Does) -> Iterator[Piece]:
-        address = buffer.address + chunk.page * PAGE_BYTES
-        for fd, at, begin, length in _within(chunk.of.spans, chunk.offset, chunk.nbytes):
-            bases = self._payload.bases(chunk.of.ref, chunk.offset + begin)
+    def _pieces(
+        self,
+        number: int,
+        spans: Sequence[Span],
+        ref: CopyRef,
+        offset: int,
+        nbytes: int,
+        address: int,
+        does: Does,
+    ) -> Iterator[Piece]:
+        for fd, at, begin, length in _within(spans, offset, nbytes):
+            bases = self._payload.bases(ref, offset + begin)
             yield Piece(number, does, fd, at, length, address + begin, *bases)
+
+    def _calls(self, moved: Moved) -> tuple[int, int, int]:
+        """Return when the calls of a piece began and ended, and the bytes that count as moved."""
+        began_ns, ended_ns = map(self._clock.of_monotonic, (moved.began_ns, moved.ended_ns))
+        return began_ns, ended_ns, moved.nbytes if moved.error in _ALL_MOVED else 0
 
     def _tell(self, chunk: _Chunk, moved: Moved, *, writes: bool) -> None:
         """Note what became of one piece of an operation."""
         of, timer = chunk.of, chunk.of.timer
         if moved.began_ns:
-            began_ns = self._clock.of_monotonic(moved.began_ns)
-            ended_ns = self._clock.of_monotonic(moved.ended_ns)
-            whole = moved.error in _ALL_MOVED
-            timer.called(began_ns, ended_ns, moved.nbytes if whole else 0, moved.host_ns)
+            timer.called(*self._calls(moved), moved.host_ns)
         else:
             timer.calling = False
         if moved.error and moved.error != native.LEFT_OUT and of.error is None:

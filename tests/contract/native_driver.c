@@ -43,12 +43,11 @@ static void transfer(struct ring *ring, struct piece *pieces, int64_t count) {
 }
 
 static void *work(void *argument) {
-  int thread = (int)(intptr_t)argument, registered = 0;
+  int thread = (int)(intptr_t)argument;
   unsigned seed = (unsigned)thread + 1;
   char *memory = aligned_alloc(PAGE, OBJECTS * BYTES);
-  struct iovec vector = {memory, OBJECTS * BYTES};
   struct ring *ring = NULL;
-  require(!rings || !kv_ring_open(8, &vector, 1, &ring, &registered), "no ring");
+  require(!rings || !kv_ring_open(8, &ring), "no ring");
   for (int round = 0; round < ROUNDS; round++) {
     struct piece pieces[OBJECTS];
     for (int i = 0; i < OBJECTS; i++) {

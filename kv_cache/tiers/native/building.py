@@ -7,12 +7,6 @@ Python. Imports nothing that is not Python's own.
 
 import hashlib
 import os
-import platform
-import shlex
-import shutil
-import subprocess
-import sysconfig
-import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("transfers.c")
@@ -22,11 +16,15 @@ FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-D_FILE_O
 def library_path() -> Path:
     """Return where the library of this source and machine is, or would be."""
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
-    return SOURCE.with_name(f"transfers-{digest}-{platform.machine()}.so")
+    return SOURCE.with_name(f"transfers-{digest}-{os.uname().machine}.so")
 
 
 def compiler() -> list[str] | None:
     """Return the command of the C compiler: $CC, Python's own, or any; None if there is none."""
+    import shlex  # here and below: whoever only loads the library needs none of it
+    import shutil
+    import sysconfig
+
     for command in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang"):
         words = shlex.split(command or "")
         if words and shutil.which(words[0]):
@@ -40,6 +38,10 @@ def build() -> str:
     target = library_path()
     if target.exists():
         return ""
+    import shlex
+    import subprocess
+    import tempfile
+
     cc = compiler()
     if cc is None:
         return (

@@ -14,7 +14,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -151,18 +150,15 @@ void kv_transfer(struct piece *pieces, int64_t count, const int32_t *abort, cons
 
 /* --- io_uring ------------------------------------------------------------------------------ */
 
-enum { MOST_MEMORIES = 8 };
-
 struct ring {
   int fd;
-  unsigned depth, memories;
+  unsigned depth;
   unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
   unsigned queued; /* entries that the kernel has not been told of */
   struct io_uring_sqe *sqes;
   struct io_uring_cqe *cqes;
   void *queues;
   size_t queues_bytes, sqes_bytes;
-  struct iovec memory[MOST_MEMORIES]; /* registered */
 };
 
 void kv_ring_close(struct ring *ring) {
@@ -195,11 +191,8 @@ static int ring_maps(struct ring *ring, const struct io_uring_params *params) {
   return 0;
 }
 
-/* A ring of `depth` requests for the calling thread. `memory` is registered, so that the kernel
- * need not find its pages for each request; where it refuses, `*registered` is 0 and requests go
- * without. Returns an errno. */
-int kv_ring_open(unsigned depth, const struct iovec *memory, unsigned memories, struct ring **made,
-                 int *registered) {
+/* A ring of `depth` requests for the calling thread. Returns an errno. */
+int kv_ring_open(unsigned depth, struct ring **made) {
   unsigned tried[] = {
 #ifdef IORING_SETUP_DEFER_TASKRUN
       IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, /* Linux 6.1 */
@@ -223,12 +216,6 @@ int kv_ring_open(unsigned depth, const struct iovec *memory, unsigned memories, 
     return error;
   }
   ring->depth = depth;
-  *registered = memories > 0 && memories <= MOST_MEMORIES &&
-                !syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_BUFFERS, memory, memories);
-  if (*registered) {
-    ring->memories = memories;
-    memcpy(ring->memory, memory, memories * sizeof *memory);
-  }
   *made = ring;
   return 0;
 }
@@ -237,19 +224,12 @@ static void queue(struct ring *ring, const struct piece *piece, int64_t number) 
   unsigned tail = *ring->sq_tail, index = tail & *ring->sq_mask;
   struct io_uring_sqe *sqe = &ring->sqes[index];
   memset(sqe, 0, sizeof *sqe);
-  int writes = !!(piece->flags & WRITE);
-  sqe->opcode = writes ? IORING_OP_WRITE : IORING_OP_READ;
+  sqe->opcode = piece->flags & WRITE ? IORING_OP_WRITE : IORING_OP_READ;
   sqe->fd = (int)piece->fd;
   sqe->addr = piece->address + (uint64_t)piece->moved;
   sqe->len = (unsigned)(piece->nbytes - piece->moved);
   sqe->off = (uint64_t)(piece->offset + piece->moved);
   sqe->user_data = (uint64_t)number;
-  for (unsigned i = 0; i < ring->memories; i++) {
-    uint64_t begin = (uint64_t)(uintptr_t)ring->memory[i].iov_base;
-    if (sqe->addr < begin || sqe->addr + sqe->len > begin + ring->memory[i].iov_len) continue;
-    sqe->opcode = writes ? IORING_OP_WRITE_FIXED : IORING_OP_READ_FIXED;
-    sqe->buf_index = (uint16_t)i;
-  }
   ring->sq_array[index] = index;
   __atomic_store_n(ring->sq_tail, tail + 1, __ATOMIC_RELEASE);
   ring->queued++;
