@@ -75,7 +75,7 @@ class BatchMover:
     def can_move(self, capabilities: Capability) -> bool:
         """Return whether the bytes of such a store are moved here."""
         at_once = Capability.AT_ONCE in capabilities
-        return Capability.POSITIONAL in capabilities and (self.transfers.rings or not at_once)
+        return Capability.POSITIONAL in capabilities and (not at_once or self.transfers.rings)
 
     def load(self, batch: Sequence[Batched], pool: BufferPool, *, at_once: bool) -> None:
         """Read what the taps of a batch hold, and verify it."""

@@ -135,13 +135,12 @@ class Transfers:
         self, library: ctypes.CDLL, noise: npt.NDArray[np.uint64], *, depth: int = 1
     ) -> None:
         """`noise` has the pages that pieces are made of. Of a call through an io_uring at most
-        `depth` pieces are in flight at a time; `rings` says whether the kernel has any."""
+        `depth` pieces are in flight at a time."""
         self._library = library
         self._pages = noise  # kept, as the library is given its address
         self._noise = ctypes.byref(_Noise(noise.ctypes.data, len(noise)))
         self._local = threading.local()
         self.depth = min(depth, MOST_DEPTH)
-        self.rings = self._have_rings()
 
     def run(self, pieces: Sequence[Piece], abort: AbortFlag) -> list[Moved]:
         """Transfer all pieces one by one, by pread and pwrite, until `abort` is set; return what
@@ -168,9 +167,10 @@ class Transfers:
             raise OSError(failed, os.strerror(failed))
         return table.moved()
 
-    def _have_rings(self) -> bool:
+    @functools.cached_property
+    def rings(self) -> bool:
         """Whether the kernel allows an io_uring, and knows its reads and writes (Linux 5.6): some
-        bytes go to nowhere."""
+        bytes go to nowhere, when one is first wanted."""
         data = ctypes.create_string_buffer(8)
         fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
