@@ -74,19 +74,19 @@ class BatchMover:
 
     def can_move(self, capabilities: Capability) -> bool:
         """Return whether the bytes of such a store are moved here."""
-        at_once = Capability.AT_ONCE in capabilities
-        return Capability.POSITIONAL in capabilities and (not at_once or self.transfers.rings)
+        rings = Capability.RINGS in capabilities
+        return Capability.POSITIONAL in capabilities and (not rings or self.transfers.rings)
 
-    def load(self, batch: Sequence[Batched], pool: BufferPool, *, at_once: bool) -> None:
+    def load(self, batch: Sequence[Batched], pool: BufferPool, *, how: Capability) -> None:
         """Read what the taps of a batch hold, and verify it."""
         for chunks, _ in _waves(batch, pool.buffer_bytes):
             buffer = pool.take()
             try:
-                self._move(chunks, buffer, self._reads, at_once=at_once)
+                self._move(chunks, buffer, self._reads, how=how)
             finally:
                 pool.give(buffer)
 
-    def store(self, batch: Sequence[Batched], pool: BufferPool, *, at_once: bool) -> None:
+    def store(self, batch: Sequence[Batched], pool: BufferPool, *, how: Capability) -> None:
         """Write what the sinks of a batch shall hold."""
         for chunks, pages in _waves(batch, pool.buffer_bytes):
             first = chunks[0]
@@ -96,7 +96,7 @@ class BatchMover:
                 begin = self._payload.place(first.of.ref, pages)
                 self._payload.fill(buffer, begin + pages, tint)
                 moved = [chunk._replace(page=begin + chunk.page) for chunk in chunks]
-                self._move(moved, buffer, Does.WRITE | Does.STAMPED, at_once=at_once)
+                self._move(moved, buffer, Does.WRITE | Does.STAMPED, how=how)
             finally:
                 pool.give(buffer)
 
@@ -108,7 +108,7 @@ class BatchMover:
         offset: int,
         buffer: Buffer,
         *,
-        at_once: bool,
+        how: Capability,
     ) -> int:
         """Move one buffer of a copy as it is: read and verify it from a tap, or write it to a sink.
         Return its bytes. Raises StoreError."""
@@ -117,7 +117,7 @@ class BatchMover:
         does = Does.WRITE if writes else self._reads
         pieces = list(self._pieces(0, end.spans, ref, offset, n, buffer.address, does))
         timer.begin()
-        for moved in self._run(pieces, at_once=at_once):
+        for moved in self._run(pieces, how=how):
             if moved.began_ns:
                 timer.made(*self._calls(moved))
             if moved.error:
@@ -144,9 +144,12 @@ class BatchMover:
         finally:
             pool.give(buffer)
 
-    def _run(self, pieces: Sequence[Piece], *, at_once: bool) -> list[Moved]:
-        """Transfer pieces; with `at_once` as many at a time as there is depth to spare."""
-        if not at_once:
+    def _run(self, pieces: Sequence[Piece], *, how: Capability) -> list[Moved]:
+        """Transfer pieces, as a store of these capabilities has it; through a ring as many at a
+        time as there is depth to spare."""
+        if Capability.RINGS not in how:
+            if Capability.AT_ONCE in how and self._spare and len(pieces) > 1:
+                return self.transfers.run_by_crew(pieces, self._abort)
             return self.transfers.run(pieces, self._abort)
         with self._lock:
             more = max(0, min(self._spare, len(pieces) - 1))
@@ -157,7 +160,9 @@ class BatchMover:
             with self._lock:
                 self._spare += more
 
-    def _move(self, chunks: Sequence[_Chunk], buffer: Buffer, does: Does, *, at_once: bool) -> None:
+    def _move(
+        self, chunks: Sequence[_Chunk], buffer: Buffer, does: Does, *, how: Capability
+    ) -> None:
         live = [chunk for chunk in chunks if chunk.of.error is None]
         owners: list[_Chunk] = []
         pieces: list[Piece] = []
@@ -169,7 +174,7 @@ class BatchMover:
                 owners.append(chunk)
                 pieces.append(piece)
             of.timer.begin()
-        results = self._run(pieces, at_once=at_once)
+        results = self._run(pieces, how=how)
         for chunk, moved in zip(owners, results, strict=True):
             self._tell(chunk, moved, writes=bool(does & Does.WRITE))
 

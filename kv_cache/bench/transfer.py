@@ -113,10 +113,7 @@ class Mover:
             tier: batches is not None and batches.can_move(store.capabilities)
             for tier, store in stores.items()
         }
-        self._at_once = {
-            tier: self._in_batches[tier] and Capability.AT_ONCE in store.capabilities
-            for tier, store in stores.items()
-        }
+        self._how = {tier: store.capabilities for tier, store in stores.items()}
 
     def verified(self, done: OpDone) -> bool:
         """Whether what was read was compared with what must be there."""
@@ -137,18 +134,19 @@ class Mover:
 
     def units(self, ops: Sequence[Op]) -> list[list[int]]:
         """Divide operations, by their numbers, into what one thread performs at a time: those that
-        one call moves at the same time, and each other one alone."""
+        one call moves at the same time, as many as a buffer holds, and each other one alone."""
         units: list[list[int]] = []
-        together: dict[type[Op], list[int]] = {}
+        together: dict[type[Op], tuple[list[int], int]] = {}  # and how much room is left
         for number, op in enumerate(ops):
-            kind = self._batch_kind(op) if self._at_once[op.target.tier] else None
-            unit = together.get(kind) if kind is not None else None
-            if unit is not None and len(unit) < BATCH:
-                unit.append(number)
-                continue
-            units.append([number])
+            at_once = Capability.AT_ONCE in self._how[op.target.tier]
+            kind = self._batch_kind(op) if at_once else None
+            unit, room = together.get(kind, ([], 0)) if kind is not None else ([], 0)
+            if not unit or len(unit) == BATCH or op.target.nbytes > room:
+                unit, room = [], self._size
+                units.append(unit)
+            unit.append(number)
             if kind is not None:
-                together[kind] = units[-1]
+                together[kind] = unit, room - op.target.nbytes
         return units
 
     def perform_all(self, ops: Sequence[Op]) -> list[OpDone]:
@@ -258,7 +256,7 @@ class Mover:
         """Reads, or writes, of copies whose bytes positional calls may move."""
         assert self._batches is not None
         reads = isinstance(ops[0], Read)
-        at_once = self._at_once[ops[0].copy.tier]
+        how = self._how[ops[0].copy.tier]
         kind = OpKind.READ if reads else OpKind.WRITE
         batch = [
             Batched(op, LegTimer(self._clock, self._pulse, op.cause, op.copy.tier, kind))
@@ -268,9 +266,9 @@ class Mover:
             for one in batch:
                 self._begin(one, reads=reads)
             if reads:
-                self._batches.load(batch, self._loads, at_once=at_once)
+                self._batches.load(batch, self._loads, how=how)
             else:
-                self._batches.store(batch, self._stored, at_once=at_once)
+                self._batches.store(batch, self._stored, how=how)
             return [self._end_read(one) if reads else self._end_write(one) for one in batch]
         except BaseException:
             for one in batch:
@@ -362,8 +360,7 @@ class Mover:
         """Read and verify one buffer; the bytes count as moved even if they are wrong."""
         self._check_abort()
         if self._batches is not None and self._in_batches[ref.tier]:
-            at_once = self._at_once[ref.tier]
-            return self._batches.carry(timer, tap, ref, offset, buffer, at_once=at_once)
+            return self._batches.carry(timer, tap, ref, offset, buffer, how=self._how[ref.tier])
         n = min(self._size, ref.nbytes - offset)
         timer.begin()
         tap.read(offset, buffer.view[:n])
@@ -407,8 +404,8 @@ class Mover:
         try:
             n = self._fetch(reading, tap, buffer, source, offset)
             if self._batches is not None and self._in_batches[target.tier]:
-                at_once = self._at_once[target.tier]
-                self._batches.carry(writing, sink, target, offset, buffer, at_once=at_once)
+                how = self._how[target.tier]
+                self._batches.carry(writing, sink, target, offset, buffer, how=how)
                 return
             writing.begin()
             sink.write(offset, buffer.view[:n])

@@ -40,7 +40,8 @@ class Capability(Flag):
     EMULATED = auto()  # in place of hardware that is not there
     DATA = auto()  # keeps the bytes (the null store does not)
     POSITIONAL = auto()  # positional calls may move them, to and from the spans of taps and sinks
-    AT_ONCE = auto()  # and those of a batch are in flight at the same time, by io_uring
+    AT_ONCE = auto()  # and those of a batch, in one call, at the same time
+    RINGS = auto()  # through an io_uring
 
 
 class Span(NamedTuple):

@@ -1,5 +1,5 @@
 /* The native transfers without Python, for sanitizers: threads that write and read objects of one
- * file, each through a ring of its own or one by one, among descriptors that are none, files that
+ * file, each through a ring of its own, with a crew of all, or one by one, among descriptors that are none, files that
  * end early, and stamps that are wrong.
  */
 
@@ -11,7 +11,9 @@
 
 enum { THREADS = 4, OBJECTS = 24, PAGES = 8, ROUNDS = 60, BYTES = PAGES * PAGE };
 
-static int file, rings;
+static int file;
+static char way; /* alone, crew, ring */
+static struct crew *crew;
 static int32_t go_on = 0;
 static uint64_t words[PAGES * PAGE_WORDS];
 static const struct noise NOISE_OF_ALL = {words, PAGES};
@@ -38,6 +40,8 @@ static struct piece piece_of(int thread, int object, char *memory, int flags) {
 static void transfer(struct ring *ring, struct piece *pieces, int64_t count) {
   if (ring)
     require(!kv_transfer_many(ring, pieces, count, 8, &go_on, &NOISE_OF_ALL), "the ring failed");
+  else if (crew)
+    kv_transfer_by_crew(crew, pieces, count, &go_on, &NOISE_OF_ALL);
   else
     kv_transfer(pieces, count, &go_on, &NOISE_OF_ALL);
 }
@@ -47,7 +51,7 @@ static void *work(void *argument) {
   unsigned seed = (unsigned)thread + 1;
   char *memory = aligned_alloc(PAGE, OBJECTS * BYTES);
   struct ring *ring = NULL;
-  require(!rings || !kv_ring_open(8, &ring), "no ring");
+  require(way != 'r' || !kv_ring_open(8, &ring), "no ring");
   for (int round = 0; round < ROUNDS; round++) {
     struct piece pieces[OBJECTS];
     for (int i = 0; i < OBJECTS; i++) {
@@ -76,13 +80,15 @@ static void *work(void *argument) {
 }
 
 int main(int count, char **arguments) {
-  require(count == 3, "usage: driver FILE 0|1");
+  require(count == 3, "usage: driver FILE alone|crew|ring");
   file = open(arguments[1], O_RDWR | O_CREAT, 0600);
-  rings = atoi(arguments[2]);
+  way = *arguments[2];
   require(file >= 0, "no file");
+  require(way != 'c' || !kv_crew_open(3, &crew), "no crew");
   for (int i = 0; i < PAGES * PAGE_WORDS; i++) words[i] = (uint64_t)i * STEP[1];
   pthread_t threads[THREADS];
   for (intptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, (void *)i);
   for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+  if (crew) kv_crew_close(crew);
   return 0;
 }

@@ -2,10 +2,12 @@
 time, and that each way to fail is a value."""
 
 import errno
+import gc
 import os
 import platform
 import subprocess
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from kv_cache.tiers.native.building import build, compiler
 from kv_cache.tiers.payload import Payload
 
 BUFFER = 256 * KIB
+DEPTH = 8
 PAYLOAD = Payload(Seed(7).child("payload"), BUFFER)
 STAMPED, FULL = Does.STAMPED, Does.STAMPED | Does.NOISE
 
@@ -37,12 +40,12 @@ class Rig:
     """A file, a buffer to write from and one to read into, and objects that lie one after the
     other."""
 
-    def __init__(self, path: Path, *, depth: int) -> None:
+    def __init__(self, path: Path, way: str = "one by one") -> None:
         library = native.library()
         assert not isinstance(library, str)
         self.pool = BufferPool(2, BUFFER)
         self.written, self.read = self.pool.take(), self.pool.take()
-        self.transfers, self.depth = native.Transfers(library, PAYLOAD.noise, depth=depth), depth
+        self.transfers, self.way = native.Transfers(library, PAYLOAD.noise, depth=DEPTH), way
         self.abort = AbortFlag()
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
         PAYLOAD.fill(self.written, BUFFER // PAGE_BYTES, tint=1)
@@ -59,9 +62,10 @@ class Rig:
         return pieces
 
     def run(self, pieces: Sequence[Piece]) -> list[Moved]:
-        if self.depth == 1:
-            return self.transfers.run(pieces, self.abort)
-        return self.transfers.run_at_once(pieces, self.abort, self.depth)
+        if self.way == "through a ring":
+            return self.transfers.run_at_once(pieces, self.abort, DEPTH)
+        run = self.transfers.run_by_crew if self.way == "by a crew" else self.transfers.run
+        return run(pieces, self.abort)
 
     def store(self, sizes: Sequence[int]) -> None:
         assert not any(m.error for m in self.run(self.pieces(sizes, Does.WRITE | STAMPED)))
@@ -80,11 +84,10 @@ def ref_of(number: int, pages: int, version: int = 1) -> CopyRef:
     return CopyRef(number, content_key(number), Tier.NVME, pages * PAGE_BYTES, version)
 
 
-@pytest.fixture(name="rig", params=["one by one", "many at a time"])
+@pytest.fixture(name="rig", params=["one by one", "by a crew", "through a ring"])
 def _rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    depth = 8 if request.param == "many at a time" else 1
-    rig = Rig(tmp_path / "f", depth=depth)
-    if depth > 1 and not rig.transfers.rings:
+    rig = Rig(tmp_path / "f", request.param)
+    if rig.way == "through a ring" and not rig.transfers.rings:
         pytest.skip("io_uring is refused here")
     yield rig
     os.close(rig.fd)
@@ -152,10 +155,11 @@ def test_a_file_that_ends_early_and_a_bad_descriptor_are_errors_of_their_objects
     assert [m.nbytes for m in results] == [2 * PAGE_BYTES, PAGE_BYTES, 0, 0]
 
 
+@pytest.mark.parametrize("way", ["one by one", "by a crew"])
 def test_the_rest_of_an_object_that_failed_is_left_out_and_the_next_one_is_not(
-    tmp_path: Path,
+    tmp_path: Path, way: str
 ) -> None:
-    rig = Rig(tmp_path / "f", depth=1)
+    rig = Rig(tmp_path / "f", way)
     rig.store([1, 1, 1, 1])
     first, *others = rig.pieces([1, 1, 1, 1], Does.READ)
     pieces = [first._replace(fd=rig.fd + 100), others[0]._replace(object=0), *others[1:]]
@@ -175,18 +179,34 @@ def test_once_aborted_nothing_is_begun(rig: Rig) -> None:
     assert not any(m.error for m in rig.run(rig.pieces([1, 1], Does.READ)))
 
 
-def test_more_pieces_than_a_ring_is_deep_are_all_moved(rig: Rig) -> None:
+def test_more_pieces_than_may_be_in_flight_are_all_moved(rig: Rig) -> None:
     rig.store([1])
-    pieces = rig.pieces([1], Does.READ) * (3 * rig.depth)
+    pieces = rig.pieces([1], Does.READ) * (3 * DEPTH)
     results = rig.run([p._replace(object=i) for i, p in enumerate(pieces)])
     assert [m.error for m in results] == [0] * len(pieces)
+
+
+def test_a_crew_of_several_callers_moves_what_each_asked_for(tmp_path: Path) -> None:
+    rigs = [Rig(tmp_path / f"{i}", "by a crew") for i in range(4)]
+    for rig in rigs:
+        rig.transfers = rigs[0].transfers
+        rig.store([2] * 30)
+    asked = [(rig, rig.pieces([2] * 30, STAMPED, version=1 + i % 2)) for i, rig in enumerate(rigs)]
+    with ThreadPoolExecutor(len(rigs)) as callers:
+        for _ in range(50):
+            for i, moved in enumerate(callers.map(lambda one: one[0].run(one[1]), asked)):
+                assert [m.error for m in moved] == [WRONG if i % 2 else 0] * 30
+    threads = len(os.listdir("/proc/self/task"))
+    del rig, rigs, asked, callers
+    gc.collect()
+    assert len(os.listdir("/proc/self/task")) == threads - (DEPTH - 1)
 
 
 @given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=8), wrong=st.integers(0, 7))
 def test_of_any_objects_just_the_one_that_was_changed_is_wrong(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], wrong: int
 ) -> None:
-    rig = Rig(tmp_path_factory.mktemp("native") / "f", depth=1)
+    rig = Rig(tmp_path_factory.mktemp("native") / "f")
     rig.store(sizes)
     wrong %= len(sizes)
     rig.flip(sum(sizes[:wrong]) * PAGE_BYTES + 5000 % (sizes[wrong] * PAGE_BYTES))
@@ -224,9 +244,9 @@ def test_a_source_that_does_not_compile_leaves_nothing_and_says_why(
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-@pytest.mark.parametrize("rings", ["0", "1"])
+@pytest.mark.parametrize("way", ["alone", "crew", "ring"])
 def test_sanitizers_find_nothing_in_the_native_code(
-    tmp_path: Path, sanitizer: str, rings: str
+    tmp_path: Path, sanitizer: str, way: str
 ) -> None:
     cc = compiler()
     if cc is None:
@@ -236,5 +256,5 @@ def test_sanitizers_find_nothing_in_the_native_code(
     made = subprocess.run([*cc, *flags, str(driver), "-o", str(binary)], capture_output=True)
     if made.returncode:
         pytest.skip(f"this compiler has no such sanitizer: {made.stderr.decode()[-200:]}")
-    ended = subprocess.run([binary, tmp_path / "f", rings], capture_output=True, text=True)
+    ended = subprocess.run([binary, tmp_path / "f", way], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -245,6 +245,27 @@ def test_many_operations_in_a_call_are_each_as_one_alone(rig: Rig) -> None:
     assert (rig.loads.available, rig.stored.available) == (POOL, POOL)
 
 
+def test_those_of_an_arena_are_moved_at_the_same_time_as_many_as_a_buffer_holds(
+    tmp_path: Path,
+) -> None:
+    """Reads and writes apart, those of memory, deletes and what is larger than a buffer alone."""
+    arena = open_storage(tmp_path, capacity_bytes=64 * SIZE, layout="arena", engine="direct")
+    rig = Rig(memories() | {Tier.NVME: arena}, tmp_path)
+    if arena.describe()["data_path"] != "native":
+        pytest.skip(arena.describe()["data_path"])
+    half = BUFFER // 2
+    small, large = [rig.copy(Tier.NVME, half) for _ in range(5)], rig.copy(Tier.NVME)
+    writes: list[Op] = [Write(ref, Cause.PREFILL) for ref in [*small, large]]
+    others: list[Op] = [Read(small[0], Cause.REUSE), Write(rig.copy(Tier.CPU), Cause.PREFILL)]
+    assert rig.mover.units([*writes, *others, *writes[:1]]) == [
+        [0, 1], [2, 3], [4], [5], [6], [7], [8],
+    ]  # fmt: skip
+    test_many_operations_in_a_call_are_each_as_one_alone(rig)
+    files = tmp_path / "files"
+    files.mkdir()
+    assert rig_of(files, "direct").mover.units(writes) == [[0], [1], [2], [3], [4], [5]]
+
+
 def leg_bytes(leg: Leg) -> int:
     return sum(chunk.nbytes for chunk in leg.chunks)
 

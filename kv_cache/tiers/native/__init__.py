@@ -107,14 +107,16 @@ class AbortFlag(threading.Event):
         super().clear()
 
 
-class _ThreadRing:
-    """An io_uring of one thread."""
+class _Opened:
+    """What the library has opened: an io_uring of one thread (`ring`), or threads that help any
+    (`crew`)."""
 
-    def __init__(self, library: ctypes.CDLL, depth: int) -> None:
+    def __init__(self, library: ctypes.CDLL, kind: str, size: int) -> None:
         """Raises OSError where the kernel refuses it."""
         self.handle = ctypes.c_void_p()
-        self._close = library.kv_ring_close
-        error = library.kv_ring_open(depth, ctypes.byref(self.handle))
+        self._close = library[f"kv_{kind}_close"]
+        self._close.argtypes = (ctypes.c_void_p,)
+        error = library[f"kv_{kind}_open"](size, ctypes.byref(self.handle))
         if error:
             raise OSError(error, os.strerror(error))
 
@@ -134,12 +136,13 @@ class Transfers:
     def __init__(
         self, library: ctypes.CDLL, noise: npt.NDArray[np.uint64], *, depth: int = 1
     ) -> None:
-        """`noise` has the pages that pieces are made of. Of a call through an io_uring at most
-        `depth` pieces are in flight at a time."""
+        """`noise` has the pages that pieces are made of. Of a call at most `depth` pieces are in
+        flight at a time."""
         self._library = library
         self._pages = noise  # kept, as the library is given its address
         self._noise = ctypes.byref(_Noise(noise.ctypes.data, len(noise)))
-        self._local = threading.local()
+        self._local, self._lock = threading.local(), threading.Lock()
+        self._helpers: _Opened | None = None
         self.depth = min(depth, MOST_DEPTH)
 
     def run(self, pieces: Sequence[Piece], abort: AbortFlag) -> list[Moved]:
@@ -148,6 +151,14 @@ class Transfers:
         table = PieceTable(pieces)
         word = ctypes.byref(abort.word)
         self._library.kv_transfer(table.memory, table.count, word, self._noise)
+        return table.moved()
+
+    def run_by_crew(self, pieces: Sequence[Piece], abort: AbortFlag) -> list[Moved]:
+        """As `run`, with the help of `depth` - 1 threads, which all callers share. Raises OSError
+        where there can be no such threads."""
+        table = PieceTable(pieces)
+        word, crew = ctypes.byref(abort.word), self._crew()
+        self._library.kv_transfer_by_crew(crew.handle, table.memory, table.count, word, self._noise)
         return table.moved()
 
     def run_at_once(self, pieces: Sequence[Piece], abort: AbortFlag, depth: int) -> list[Moved]:
@@ -179,11 +190,17 @@ class Transfers:
         finally:
             os.close(fd)
 
-    def _ring(self) -> _ThreadRing:
+    def _crew(self) -> _Opened:
+        with self._lock:
+            if self._helpers is None:
+                self._helpers = _Opened(self._library, "crew", self.depth - 1)
+        return self._helpers
+
+    def _ring(self) -> _Opened:
         """Return this thread's ring, which goes with it."""
-        ring: _ThreadRing | None = getattr(self._local, "ring", None)
+        ring: _Opened | None = getattr(self._local, "ring", None)
         if ring is None:
-            ring = self._local.ring = _ThreadRing(self._library, self.depth)
+            ring = self._local.ring = _Opened(self._library, "ring", self.depth)
         return ring
 
 
@@ -199,6 +216,6 @@ def library() -> ctypes.CDLL | str:
         return f"{path.name} cannot be loaded ({error})"
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     loaded.kv_transfer.argtypes = (pointer, number, pointer, pointer)
+    loaded.kv_transfer_by_crew.argtypes = (pointer, pointer, number, pointer, pointer)
     loaded.kv_transfer_many.argtypes = (pointer, pointer, number, number, pointer, pointer)
-    loaded.kv_ring_close.argtypes = (pointer,)
     return loaded

@@ -10,7 +10,10 @@ import os
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("transfers.c")
-FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-D_FILE_OFFSET_BITS=64")
+FLAGS = (
+    "-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra",
+    "-D_FILE_OFFSET_BITS=64",
+)  # fmt: skip
 
 
 def library_path() -> Path:

@@ -2,13 +2,16 @@
  * around each, and the stamps of the payload (tiers/payload.py says what they are).
  *
  * A call works off the rows of a table of 64-bit integers, which the caller owns and may read
- * meanwhile: one after the other by pread and pwrite, or many at a time through an io_uring, which
- * belongs to one thread. Nothing else is shared, so any number of threads may be here.
+ * meanwhile: one after the other by pread and pwrite, with the help of a crew of threads, or many at
+ * a time through an io_uring, which belongs to one thread. Nothing is shared but the crew, so any
+ * number of threads may be here.
  */
 
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/io_uring.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -146,6 +149,107 @@ void kv_transfer(struct piece *pieces, int64_t count, const int32_t *abort, cons
     int64_t error = moved_all(piece);
     end(piece, error, now_ns(), noise);
   }
+}
+
+/* --- a crew -------------------------------------------------------------------------------- */
+
+/* Objects of a table that nobody works at yet. */
+struct job {
+  struct piece *pieces;
+  int64_t count, next;
+  int64_t at_work; /* threads that have one of its objects */
+  const int32_t *abort;
+  const struct noise *noise;
+  struct job *after;
+  pthread_cond_t ended;
+};
+
+/* Threads that help all callers, whoever came first. */
+struct crew {
+  pthread_mutex_t lock;
+  pthread_cond_t wanted;
+  struct job *first, **last;
+  int closing, hands;
+  pthread_t threads[];
+};
+
+/* With the lock: work at the next object of a job, which is in the list just as long as it has one. */
+static void work_at(struct crew *crew, struct job *job) {
+  struct piece *pieces = job->pieces + job->next;
+  int64_t count = 1, left = job->count - job->next;
+  while (count < left && pieces[count].object == pieces->object) count++;
+  job->next += count;
+  job->at_work++;
+  if (count == left) {
+    struct job **at = &crew->first;
+    while (*at != job) at = &(*at)->after;
+    *at = job->after;
+    if (crew->last == &job->after) crew->last = at;
+  }
+  pthread_mutex_unlock(&crew->lock);
+  kv_transfer(pieces, count, job->abort, job->noise);
+  pthread_mutex_lock(&crew->lock);
+  if (!--job->at_work && job->next == job->count) pthread_cond_signal(&job->ended);
+}
+
+static void *help(void *of) {
+  struct crew *crew = of;
+  pthread_mutex_lock(&crew->lock);
+  while (!crew->closing)
+    if (crew->first)
+      work_at(crew, crew->first);
+    else
+      pthread_cond_wait(&crew->wanted, &crew->lock);
+  pthread_mutex_unlock(&crew->lock);
+  return NULL;
+}
+
+/* Its threads end when what they work at has ended; no call may come any more. */
+void kv_crew_close(struct crew *crew) {
+  pthread_mutex_lock(&crew->lock);
+  crew->closing = 1;
+  pthread_cond_broadcast(&crew->wanted);
+  pthread_mutex_unlock(&crew->lock);
+  for (int i = 0; i < crew->hands; i++) pthread_join(crew->threads[i], NULL);
+  pthread_cond_destroy(&crew->wanted);
+  pthread_mutex_destroy(&crew->lock);
+  free(crew);
+}
+
+/* A crew of so many threads, which take no signals. Returns an errno. */
+int kv_crew_open(int hands, struct crew **made) {
+  struct crew *crew = calloc(1, sizeof *crew + (size_t)hands * sizeof crew->threads[0]);
+  if (!crew) return ENOMEM;
+  pthread_mutex_init(&crew->lock, NULL);
+  pthread_cond_init(&crew->wanted, NULL);
+  crew->last = &crew->first;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = 0;
+  while (!error && crew->hands < hands)
+    if (!(error = pthread_create(&crew->threads[crew->hands], NULL, help, crew))) crew->hands++;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (error)
+    kv_crew_close(crew);
+  else
+    *made = crew;
+  return error;
+}
+
+/* As `kv_transfer`, with the help of those of the crew who have nothing to do. */
+void kv_transfer_by_crew(struct crew *crew, struct piece *pieces, int64_t count, const int32_t *abort,
+                         const struct noise *noise) {
+  struct job job = {pieces, count, 0, 0, abort, noise, NULL, PTHREAD_COND_INITIALIZER};
+  if (!count) return;
+  pthread_mutex_lock(&crew->lock);
+  *crew->last = &job;
+  crew->last = &job.after;
+  for (int64_t i = 1; i < count && i <= crew->hands; i++) pthread_cond_signal(&crew->wanted);
+  while (job.next < job.count) work_at(crew, &job);
+  while (job.at_work) pthread_cond_wait(&job.ended, &crew->lock);
+  pthread_mutex_unlock(&crew->lock);
+  pthread_cond_destroy(&job.ended);
 }
 
 /* --- io_uring ------------------------------------------------------------------------------ */

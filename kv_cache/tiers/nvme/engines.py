@@ -183,7 +183,7 @@ class Uring:
     """O_DIRECT through an io_uring of each thread, in batches (Python: from registered buffers)."""
 
     name = "uring"
-    capabilities = Capability.DIRECT | Capability.DATA | Capability.POSITIONAL | Capability.AT_ONCE
+    capabilities = Direct.capabilities | Capability.AT_ONCE | Capability.RINGS
     open_flags = _DIRECT
     writes_need_space = False
 

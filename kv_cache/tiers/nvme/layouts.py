@@ -45,6 +45,7 @@ class Layout(Protocol):
 
     name: str
     removal: str
+    names_nothing: bool  # no call of the system to find, make or close an object
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans: ...
 
@@ -123,6 +124,7 @@ class FilePerObject:
 
     name = "file"
     removal = "unlink"
+    names_nothing = False
 
     def __init__(self, root: Path, *, rename: bool = True) -> None:
         self._rename = rename
@@ -188,6 +190,7 @@ class Arena:
 
     name = "arena"
     removal = "free"
+    names_nothing = True
 
     def __init__(
         self, root: Path, capacity: int, flags: Iterable[int], files: Sequence[Path] | None = None
@@ -304,6 +307,7 @@ class Buckets:
 
     name = "bucket"
     removal = "punch"
+    names_nothing = False
 
     def __init__(self, root: Path) -> None:
         self._lock = threading.Lock()

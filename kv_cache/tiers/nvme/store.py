@@ -93,6 +93,8 @@ class NvmeStore:
         self.capabilities = reader.capabilities & writer.capabilities
         if fsync == "object":
             self.capabilities |= Capability.DURABLE
+        elif layout.names_nothing and Capability.POSITIONAL in self.capabilities:
+            self.capabilities |= Capability.AT_ONCE  # nothing to wait for beside the bytes
 
     def create(self, ref: CopyRef) -> Sink:
         return _FileSink(ref, self._layout, self._writer, self._syncer)
