@@ -28,7 +28,6 @@ from benchmarks.devices import (
     THROTTLED_RULES,
     faulty_directory,
     ram_directory,
-    stack_rules,
     throttled_directory,
     why_not,
 )
@@ -43,6 +42,7 @@ from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import MISMATCH, Payload
 from tests.cli import LIGHT, SMALL, finish, prepare, run, start, worker_of
 from tests.covering import by_day
+from tests.passports import names
 from tests.stores import mounted
 from tests.wrappers import FLIP, LOST, SWAPPED, TORN, Fault, Faulty, Stall
 
@@ -404,7 +404,8 @@ def test_a_device_that_fails_for_a_while_is_told_and_the_run_goes_on(
         told.assert_nothing_wrong_was_served()
         assert {reason for _, reason in told.reasons} <= {"io-error", MISMATCH}
         assert "io-error" in {reason for _, reason in told.reasons}
-        assert stack_rules(told.own) == THROTTLED_RULES
+        wrong = {"V22": "invalid"} if told.watch.wrong else {}
+        names(told.own, V12="invalid", **wrong, **THROTTLED_RULES)
         assert clean(faults.path)
 
 
@@ -430,7 +431,7 @@ def test_a_device_that_hangs_for_a_while_delays_and_fails_nothing(
         )  # fmt: skip
         told.assert_nothing_wrong_was_served()
         assert told.own["failed_operations"] == []
-        assert stack_rules(told.own) == THROTTLED_RULES
+        names(told.own, **THROTTLED_RULES)
         assert clean(faults.path)
 
 
@@ -448,7 +449,7 @@ def test_requests_that_a_slow_device_does_not_serve_in_time_are_unfinished_and_n
         assert told.own["failed_operations"] == []
         assert told.own["requests"]["unfinished"] > 0
         assert told.own["requests"]["failed"] == 0
-        assert stack_rules(told.own) == THROTTLED_RULES
+        names(told.own, **THROTTLED_RULES)
         assert clean(directory)
 
 
@@ -482,7 +483,7 @@ def test_a_disk_that_somebody_fills_is_told_by_who_needs_it(
         assert told.watch.wrong == 0
         expected = set() if layout == "arena" else {("write", "no-space")}
         assert set(told.reasons) == expected
-        assert stack_rules(told.own) == RAM_RULES
+        names(told.own, **({"V12": "invalid"} if expected else {}), **RAM_RULES)
         assert clean(disk)
 
 

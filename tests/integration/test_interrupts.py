@@ -16,6 +16,7 @@ import pytest
 
 from kv_cache.bench.interrupts import Stop
 from tests.cli import SIGNALS, SMALL, anything, command, environment, finish, prepare
+from tests.passports import names, says
 
 # A child sends signals for a second while its parent sets, waits and looks.
 BURST = """
@@ -100,7 +101,8 @@ def test_a_terminal_that_is_closed_ends_the_run_with_its_result(tmp_path: Path) 
     assert process.wait(60) == 143
     own = json.loads((tmp_path / "R.json").read_bytes())["kv_cache"]
     assert own["status"] == "interrupted"
-    assert "SIGHUP" in " ".join(own["passport"]["reasons"])
+    names(own, V12="invalid")
+    assert "SIGHUP" in says(own, "V12")
     assert not (tmp_path / "cache").exists()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.devices import NBD_TOOLS, Faults, faulty_directory, why_not
+from benchmarks.devices import NBD_TOOLS, THROTTLED_RULES, Faults, faulty_directory, why_not
 from kv_cache.cli import console
 from tests.cli import (
     SMALL,
@@ -26,6 +26,7 @@ from tests.cli import (
     wait_until_at_work,
     worker_of,
 )
+from tests.passports import names
 
 needs_device = pytest.mark.skipif(why_not(NBD_TOOLS) is not None, reason=str(why_not(NBD_TOOLS)))
 pytestmark = pytest.mark.root
@@ -109,7 +110,7 @@ def test_a_device_that_never_answers_ends_the_run_with_its_result_and_is_named(
     assert (tmp_path / "R.json").exists(), err
     own = json.loads((tmp_path / "R.json").read_bytes())["kv_cache"]
     assert own["status"] == "broken"
-    assert own["passport"]["verdict"] == "invalid"
+    names(own, V12="invalid", **THROTTLED_RULES)
     assert own["unanswered"]["pid"] == worker
     assert own["unanswered"]["directories"] == [f"{device.path}/c"]
     assert all(row["still_s"] >= 2 for row in own["unanswered"]["operations"])

@@ -15,6 +15,7 @@ from tests.cli import SMALL, Ran, anything, environment, finish, prepare, run, s
 from tests.covering import by_day
 from tests.integration.test_runs import sound
 from tests.integration.test_series import assert_in_order, assert_sums, windows_of
+from tests.passports import names, says, status
 
 FILL = ["--storage-capacity-gb=0.1"]
 ROUNDS = [*FILL, "--precondition", "--max-rounds=2", "--round=0.4"]
@@ -27,11 +28,6 @@ def preconditioning(ran: Ran) -> Any:
     done = ran.own["preconditioning"]
     assert abs(done["fill"]["wanted_bytes"] - WANTED) < 8 * PAGE
     return done
-
-
-def rule(own: Any, number: str) -> Any:
-    (row,) = [row for row in own["passport"]["rules"] if row["rule"] == number]
-    return row
 
 
 def test_the_run_after_it_is_the_run_without_it(tmp_path: Path) -> None:
@@ -68,10 +64,8 @@ def test_the_run_after_it_is_the_run_without_it(tmp_path: Path) -> None:
 
 def test_too_few_rounds_make_the_verdict_suspect(tmp_path: Path) -> None:
     own = sound(small(tmp_path, *ROUNDS, "--max-requests=12"))
-    found = rule(own, "V14")
-    assert found["status"] == "suspect"
-    assert "too few" in found["message"]
-    assert own["passport"]["verdict"] in ("suspect", "invalid")
+    names(own, V14="suspect")
+    assert "too few" in says(own, "V14")
     assert own["preconditioning"]["proof"] is None
 
 
@@ -85,7 +79,7 @@ def test_five_rounds_are_judged_by_the_rule(tmp_path: Path) -> None:
     assert proof["values"] == [row["bytes_per_second"] for row in done["rounds"]]
     assert "a round of 0.3" in " ".join(proof["lacks"])
     assert proof["steady"] is False
-    assert rule(own, "V14")["status"] == "suspect"
+    names(own, V14="suspect")
     eased = ["--set=passport.least_round_s=0.2", "--set=passport.least_round_turnover=0"]
     again = sound(small(tmp_path, *FILL, "--precondition", "--max-rounds=5", "--round=0.3",
                         "--max-requests=12", *eased))["preconditioning"]["proof"]  # fmt: skip
@@ -100,7 +94,8 @@ def test_without_rounds_the_device_is_only_filled(tmp_path: Path) -> None:
     done = preconditioning(ran)
     assert not done.get("rounds")
     assert done["fill"]["bytes"] == done["fill"]["wanted_bytes"]
-    assert rule(own, "V14")["status"] == "not-judged"
+    names(own)
+    assert status(own, "V14") == "not-judged"
     assert not [w for w in windows_of(own) if w["phase"] == "precondition"]
 
 
@@ -201,7 +196,7 @@ def test_a_signal_during_a_round_leaves_a_result_and_no_file(
     if words:
         assert own["verdict"] == "not-steady"
     else:
-        assert own["passport"]["verdict"] == "invalid"
+        names(own, V12="invalid")
         books = own["requests"]
         ends = ("completed", "failed", "rejected", "unfinished")
         assert books["submitted"] == sum(books[name] for name in ends) == 0

@@ -5,23 +5,19 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.devices import Faults, faulty_directory, ram_directory
+from benchmarks.devices import RAM_RULES, THROTTLED_RULES, Faults, faulty_directory, ram_directory
 from kv_cache.app.verify import VerifyOptions, verify
 from kv_cache.core.units import MIB, NS_PER_MS
 from kv_cache.result.histograms import read_histogram
 from tests.integration import test_faults
 from tests.integration.test_faults import NO_LOOPS, Told, needs_devices, watched_run
+from tests.passports import names, says, status
 from tests.wrappers import Throttled
 
 Meanwhile = Callable[[Path, threading.Event], None]
-
-
-def rule(told: Told, number: str) -> Any:
-    return next(row for row in told.own["passport"]["rules"] if row["rule"] == number)
 
 
 def gaps(told: Told) -> list[tuple[float, float]]:
@@ -50,7 +46,7 @@ def test_a_device_that_hangs_to_the_end_of_the_window_is_suspect(
             meanwhile=hang(faults, 5.0, after=0.5), cache=faults.path,
         )  # fmt: skip
     told.assert_nothing_wrong_was_served()
-    assert rule(told, "V29")["status"] == "suspect", told.own["passport"]["evidence"]["gaps"]
+    names(told.own, V29="suspect", **THROTTLED_RULES)
     ((at_s, seconds),) = gaps(told)
     assert seconds >= 1
     assert at_s + seconds == pytest.approx(told.own["window_s"])
@@ -77,10 +73,10 @@ def test_two_seconds_without_an_answer_in_the_middle_of_a_window_are_suspect(
             meanwhile=hang(faults, 2.0, after=1.0), cache=faults.path,
         )  # fmt: skip
     told.assert_nothing_wrong_was_served()
-    assert rule(told, "V29")["status"] == "suspect", told.own["passport"]["evidence"]["gaps"]
+    names(told.own, V29="suspect", **THROTTLED_RULES)
     at_s, seconds = max(gaps(told), key=lambda gap: gap[1])
     assert at_s + seconds < told.own["window_s"]
-    assert f"{seconds:.1f} s from {at_s:.1f} s on" in rule(told, "V29")["message"]
+    assert f"{seconds:.1f} s from {at_s:.1f} s on" in says(told.own, "V29")
 
 
 @pytest.mark.skipif(NO_LOOPS is not None, reason=NO_LOOPS or "loop devices are there")
@@ -97,7 +93,8 @@ def test_storage_whose_every_call_takes_long_does_not_stand_still(
         )  # fmt: skip
     assert told.code == 0
     assert gaps(told), "calls did not take so long"
-    assert rule(told, "V29")["status"] == "pass", told.own["passport"]["evidence"]["gaps"]
+    names(told.own, **RAM_RULES)
+    assert status(told.own, "V29") == "pass", told.own["passport"]["evidence"]["gaps"]
 
 
 def test_time_in_which_nobody_asks_is_no_gap(

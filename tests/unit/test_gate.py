@@ -10,6 +10,7 @@ from kv_cache.config.sections import FAIL_ON
 from kv_cache.core.exits import Exit
 from kv_cache.result.gate import broken
 from tests.cli import small
+from tests.passports import names
 
 MISSED = {"interactive": {"slos": {"p95": {"target_ms": 50.0, "actual_ms": 61.0, "met": False}}}}
 KEPT = {"interactive": {"slos": {"p95": {"target_ms": 50.0, "actual_ms": 6.0, "met": True}}}}
@@ -47,7 +48,7 @@ def test_a_run_that_does_not_hold_what_was_demanded_is_written_and_exits_with_4(
 ) -> None:
     ran = small(tmp_path, "--virtual-time", "--fail-on=invalid")
     assert ran.code == Exit.GATE
-    assert ran.own["passport"]["verdict"] == "invalid"
+    names(ran.own, V26="invalid")
     assert ran.err.splitlines()[-1] == "kv-cache: --fail-on invalid: the verdict is invalid"
     assert small(tmp_path, "--virtual-time").code == Exit.DONE
 
