@@ -54,7 +54,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
 from kv_cache.tiers import native
 from kv_cache.tiers.buffers import BufferPool
-from kv_cache.tiers.native import AbortFlag, Does, Moved, Piece
+from kv_cache.tiers.native import AbortFlag, Does, Moved, Piece, PieceTable
 from kv_cache.tiers.nvme import open_storage
 from kv_cache.tiers.payload import Payload
 
@@ -282,8 +282,8 @@ class _Alone:
 
     def _run(self, pieces: Sequence[Piece]) -> list[Moved]:
         if self._case.depth == 1:
-            return self._transfers.run(pieces, self._abort)
-        return self._transfers.run_at_once(pieces, self._abort, self._case.depth)
+            return self._transfers.run(PieceTable(pieces), self._abort)
+        return self._transfers.run_at_once(PieceTable(pieces), self._abort, self._case.depth)
 
     def unit(self, action: str) -> Unit:
         does = Does.STAMPED | (Does.WRITE if action == STORE else Does.READ)

@@ -1,13 +1,15 @@
 """Reads and writes of storage without the interpreter lock, many in a call (`tiers/native`).
 
-For stores whose bytes may be moved by positional calls (`Capability.POSITIONAL`). Names are found,
-made and closed as ever; what lies between goes to the native transfers as a table of pieces, whose
-memory is one buffer of the pool at a time.
+For stores whose bytes may be moved by positional calls (`Capability.POSITIONAL`). They go to the
+native transfers as a table of pieces, whose memory is one buffer of the pool at a time. A file that
+an object has to itself is opened and closed by rows of the same table (`Capability.NAMED`), if the
+object fits into a buffer; other names are found, made and closed as ever.
 """
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kv_cache.bench.clock import MonotonicClock
@@ -17,9 +19,9 @@ from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import PAGE_BYTES
 from kv_cache.tiers import native
-from kv_cache.tiers.base import Capability, Sink, Span, Tap, reason_of
+from kv_cache.tiers.base import NEW_MODE, Capability, Names, Sink, Span, Tap, reason_of
 from kv_cache.tiers.buffers import Buffer, BufferPool
-from kv_cache.tiers.native import Does, Moved, Piece
+from kv_cache.tiers.native import STEPS, Does, Moved, Piece, PieceTable
 from kv_cache.tiers.payload import MISMATCH, Payload
 
 _ALL_MOVED = (0, native.WRONG)
@@ -27,17 +29,21 @@ _REASONS = {native.WRONG: MISMATCH, native.ABORTED: ABORTED}
 
 
 class Batched:
-    """One operation of a batch, while it is performed. A tap or a sink that is there is open."""
+    """One operation of a batch, while it is performed. A tap or a sink that is there is open; with
+    names there is neither."""
 
     def __init__(self, op: Read | Write, timer: LegTimer) -> None:
         self.op, self.ref, self.timer = op, op.copy, timer
         self.tap: Tap | None = None
         self.sink: Sink | None = None
+        self.names: Names | None = None
         self.error: StoreError | None = None
 
     @property
     def spans(self) -> Sequence[Span]:
         """Where its bytes are; nowhere if it could not be opened."""
+        if self.names is not None:
+            return (Span(-1, 0, self.ref.nbytes),)  # of the file that is opened then
         end = self.tap or self.sink
         return () if end is None else end.spans
 
@@ -48,6 +54,9 @@ class Batched:
             tap.close()
         if sink is not None:
             sink.abort()
+
+
+_STEPS = {Does.SYNC: "fsync", Does.CLOSE: "close", Does.RENAME: "rename"}
 
 
 class _Chunk(NamedTuple):
@@ -117,7 +126,7 @@ class BatchMover:
         does = Does.WRITE if writes else self._reads
         pieces = list(self._pieces(0, end.spans, ref, offset, n, buffer.address, does))
         timer.begin()
-        for moved in self._run(pieces, how=how):
+        for moved in self._run(PieceTable(pieces), how=how):
             if moved.began_ns:
                 timer.made(*self._calls(moved))
             if moved.error:
@@ -140,22 +149,22 @@ class BatchMover:
             if Does.NOISE in self._reads:
                 wanted.append(self._reads)
             pieces = [Piece(0, do | Does.NOWHERE, -1, 0, n, address, *bases) for do in wanted]
-            self.transfers.run(pieces, self._abort)
+            self.transfers.run(PieceTable(pieces), self._abort)
         finally:
             pool.give(buffer)
 
-    def _run(self, pieces: Sequence[Piece], *, how: Capability) -> list[Moved]:
+    def _run(self, table: PieceTable, *, how: Capability) -> list[Moved]:
         """Transfer pieces, as a store of these capabilities has it; through a ring as many at a
         time as there is depth to spare."""
         if Capability.RINGS not in how:
-            if Capability.AT_ONCE in how and self._spare and len(pieces) > 1:
-                return self.transfers.run_by_crew(pieces, self._abort)
-            return self.transfers.run(pieces, self._abort)
+            if Capability.AT_ONCE in how and self._spare and table.count > 1:
+                return self.transfers.run_by_crew(table, self._abort)
+            return self.transfers.run(table, self._abort)
         with self._lock:
-            more = max(0, min(self._spare, len(pieces) - 1))
+            more = max(0, min(self._spare, table.count - 1))
             self._spare -= more
         try:
-            return self.transfers.run_at_once(pieces, self._abort, 1 + more)
+            return self.transfers.run_at_once(table, self._abort, 1 + more)
         finally:
             with self._lock:
                 self._spare += more
@@ -164,19 +173,25 @@ class BatchMover:
         self, chunks: Sequence[_Chunk], buffer: Buffer, does: Does, *, how: Capability
     ) -> None:
         live = [chunk for chunk in chunks if chunk.of.error is None]
+        writes = bool(does & Does.WRITE)
         owners: list[_Chunk] = []
+        firsts: list[int] = []
         pieces: list[Piece] = []
         for number, chunk in enumerate(live):
             of, address = chunk.of, buffer.address + chunk.page * PAGE_BYTES
-            for piece in self._pieces(
-                number, of.spans, of.ref, chunk.offset, chunk.nbytes, address, does
-            ):
-                owners.append(chunk)
-                pieces.append(piece)
-            of.timer.begin()
-        results = self._run(pieces, how=how)
-        for chunk, moved in zip(owners, results, strict=True):
-            self._tell(chunk, moved, writes=bool(does & Does.WRITE))
+            rows = self._pieces(number, of.spans, of.ref, chunk.offset, chunk.nbytes, address, does)
+            if of.names is not None:
+                rows = _with_steps(number, of.names, rows, writes=writes)
+            first = len(pieces)
+            pieces.extend(rows)
+            owners += [chunk] * (len(pieces) - first)
+            firsts.append(first)
+        table = PieceTable(pieces)
+        for first, chunk in zip(firsts, live, strict=True):
+            chunk.of.timer.begin_outside(partial(table.began_ns, first))
+        results = self._run(table, how=how)
+        for piece, chunk, moved in zip(pieces, owners, results, strict=True):
+            self._tell(chunk, piece, moved, writes=writes)
 
     def _pieces(
         self,
@@ -197,15 +212,37 @@ class BatchMover:
         began_ns, ended_ns = map(self._clock.of_monotonic, (moved.began_ns, moved.ended_ns))
         return began_ns, ended_ns, moved.nbytes if moved.error in _ALL_MOVED else 0
 
-    def _tell(self, chunk: _Chunk, moved: Moved, *, writes: bool) -> None:
+    def _tell(self, chunk: _Chunk, piece: Piece, moved: Moved, *, writes: bool) -> None:
         """Note what became of one piece of an operation."""
         of, timer = chunk.of, chunk.of.timer
-        if moved.began_ns:
+        if moved.began_ns and piece.does & STEPS:
+            began_ns, ended_ns, _ = self._calls(moved)
+            opening = "create" if writes else "open"
+            timer.stepped(_STEPS.get(Does(piece.does), opening), began_ns, ended_ns)
+        elif moved.began_ns:
             timer.called(*self._calls(moved), moved.host_ns)
         else:
             timer.calling = False
         if moved.error and moved.error != native.LEFT_OUT and of.error is None:
             of.error = _error(moved.error, of.ref, writes=writes)
+
+
+def _with_steps(
+    number: int, names: Names, pieces: Iterable[Piece], *, writes: bool
+) -> Iterator[Piece]:
+    """Yield the pieces of an object between the steps of its file."""
+    directory, name = names.directory, native.address_of(names.name)
+
+    def step(does: Does, *, offset: int = 0, nbytes: int = 0, to: int = 0) -> Piece:
+        return Piece(number, does, directory, offset, nbytes, name, to, 0, 0)
+
+    yield step(Does.OPEN, offset=names.flags, nbytes=NEW_MODE)
+    yield from pieces
+    if names.sync:
+        yield step(Does.SYNC)
+    yield step(Does.CLOSE)
+    if names.complete is not None:
+        yield step(Does.RENAME, to=native.address_of(names.complete))
 
 
 def _waves(batch: Sequence[Batched], room: int) -> Iterator[tuple[list[_Chunk], int]]:

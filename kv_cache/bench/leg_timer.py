@@ -1,5 +1,7 @@
 """What one side of an operation took: its calls, and when."""
 
+from collections.abc import Callable
+
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.probes.pagecache import SampledPages
 from kv_cache.bench.store_calls import StoreCalls
@@ -29,14 +31,18 @@ class LegTimer:
         self.sampled: SampledPages | None = None
         self._host_ns: int | None = None  # of calls that were made with those of other legs
         self._covered_ns = 0
+        self._outside: Callable[[], int] | None = None
         self.calling = False
         """Inside a call of the store, or that call has raised."""
         pulse.enter(self)
 
     @property
     def began_ns(self) -> int:
-        """When the call began that goes on."""
-        return self._last_ns
+        """When the call began that goes on; 0 while it waits for others that were asked with it."""
+        if self._outside is None or not self.calling:
+            return self._last_ns
+        began_ns = self._outside()
+        return self._clock.of_monotonic(began_ns) if began_ns else 0
 
     def start(self) -> None:
         """The first call of the leg begins."""
@@ -44,8 +50,13 @@ class LegTimer:
         self.started_ns = self._last_ns
 
     def begin(self) -> None:
-        self._last_ns = self._clock.now_ns()
+        self._last_ns, self._outside = self._clock.now_ns(), None
         self.calling = True  # last: whoever looks takes the instant before for this call's begin
+
+    def begin_outside(self, began_ns: Callable[[], int]) -> None:
+        """A call begins outside the interpreter, which tells when it has come to this leg."""
+        self._last_ns, self._outside = self._clock.now_ns(), began_ns
+        self.calling = True
 
     def end(self, nbytes: int = 0) -> None:
         """A call ended that the device may have been needed for."""
@@ -84,6 +95,18 @@ class LegTimer:
             self._pulse.ended(began_ns, ended_ns)
             self._pulse.moved(self.kind, nbytes)
 
+    def stepped(self, name: str, began_ns: int, ended_ns: int) -> None:
+        """A step of the leg's file was made among the calls of others. An fsync shows life of the
+        device; names are memory's."""
+        if self._host_ns is None:
+            self.started_ns, self._host_ns = began_ns, 0
+        self.calling = False
+        self.device_ns += ended_ns - began_ns
+        self._covered_ns = self._last_ns = ended_ns
+        self.steps = (*self.steps, MetadataStep(name, ended_ns - began_ns))
+        if name == "fsync" and self.on_storage:
+            self._pulse.ended(began_ns, ended_ns)
+
     def leg(self, nbytes: int) -> Leg:
         """Return the whole leg, which ends here."""
         if self.calling and self.on_storage:  # the call failed, and so it ended too
@@ -96,8 +119,11 @@ class LegTimer:
 
     def so_far(self, now_ns: int) -> Leg:
         """Return a leg in flight as far as it has come: at least the time inside its calls."""
-        called_ns = now_ns - self._last_ns if self.calling else 0
+        began_ns = self.began_ns
+        called_ns = now_ns - began_ns if self.calling else 0
         leg = self._leg(0)._replace(finished_ns=now_ns, device_ns=self.device_ns + called_ns)
+        if self._outside is not None and self._host_ns is None:  # with its first call
+            leg = leg._replace(started_ns=began_ns - self.device_ns)
         return leg._replace(aside_ns=now_ns - leg.started_ns - leg.device_ns)
 
     def _leg(self, nbytes: int) -> Leg:

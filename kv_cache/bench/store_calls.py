@@ -23,7 +23,7 @@ class Call(Protocol):
 
     @property
     def began_ns(self) -> int:
-        """When the call of the store began that goes on."""
+        """When the call of the store began that goes on; 0 if it has not."""
 
     def so_far(self, now_ns: int) -> Leg: ...
 
@@ -75,13 +75,14 @@ class StoreCalls:
     def in_flight(self, now_ns: int) -> list[tuple[Cause, Leg]]:
         """Return the sides of operations that have begun and not ended, as far as they have
         come."""
-        return [(call.cause, call.so_far(now_ns)) for call in list(self._calls)]
+        return [(call.cause, call.so_far(now_ns)) for call in list(self._calls) if call.began_ns]
 
     def waiting(self, now_ns: int) -> list[tuple[OpKind, int]]:
         """Return the sides of operations that storage has not ended: what each does, and for how
         long no call of it has ended."""
-        held = [call for call in list(self._calls) if call.on_storage]
+        held = [call for call in list(self._calls) if call.on_storage and call.began_ns]
         return [(call.so_far(now_ns).kind, now_ns - call.began_ns) for call in held]
 
     def _begun(self) -> list[int]:
-        return [c.began_ns for c in list(self._calls) if c.on_storage and c.calling]
+        calls = [call for call in list(self._calls) if call.on_storage and call.calling]
+        return [began_ns for call in calls if (began_ns := call.began_ns)]

@@ -5,12 +5,13 @@ a buffer) is the host's share. Loads and stores have pools of their own: a buffe
 pool is only ever stamped, so that its noise stays what it was.
 """
 
+import errno
 import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import (
     ABORTED,
+    VANISHED,
     CopyRef,
     Delete,
     Leg,
@@ -32,11 +34,18 @@ from kv_cache.core.effect import (
 )
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
+from kv_cache.core.units import MIB
 from kv_cache.tiers import native
-from kv_cache.tiers.base import Capability, Sink, Store, Tap
+from kv_cache.tiers.base import Capability, NamedStore, Sink, Store, Tap, reason_of
 from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.native import AbortFlag, Does
 from kv_cache.tiers.payload import MISMATCH, Payload
+
+_EXISTS = reason_of(OSError(errno.EEXIST, ""))
+
+AT_ONCE_BYTES = MIB
+"""Of one call: more are divided among threads. Two reads of 1 MiB in one call have twice the p50 of
+two calls and the same rate, where the device is memory."""
 
 BATCH = 64
 """Operations of storage that are open at the same time, at most: each may hold a descriptor."""
@@ -113,6 +122,11 @@ class Mover:
             tier: batches is not None and batches.can_move(store.capabilities)
             for tier, store in stores.items()
         }
+        self._named = {
+            tier: cast("NamedStore", store)
+            for tier, store in stores.items()
+            if self._in_batches[tier] and Capability.NAMED in store.capabilities
+        }
         self._how = {tier: store.capabilities for tier, store in stores.items()}
 
     def verified(self, done: OpDone) -> bool:
@@ -134,7 +148,7 @@ class Mover:
 
     def units(self, ops: Sequence[Op]) -> list[list[int]]:
         """Divide operations, by their numbers, into what one thread performs at a time: those that
-        one call moves at the same time, as many as a buffer holds, and each other one alone."""
+        one call moves at the same time, up to `AT_ONCE_BYTES`, and each other one alone."""
         units: list[list[int]] = []
         together: dict[type[Op], tuple[list[int], int]] = {}  # and how much room is left
         for number, op in enumerate(ops):
@@ -142,7 +156,7 @@ class Mover:
             kind = self._batch_kind(op) if at_once else None
             unit, room = together.get(kind, ([], 0)) if kind is not None else ([], 0)
             if not unit or len(unit) == BATCH or op.target.nbytes > room:
-                unit, room = [], self._size
+                unit, room = [], min(AT_ONCE_BYTES, self._size)
                 units.append(unit)
             unit.append(number)
             if kind is not None:
@@ -277,6 +291,15 @@ class Mover:
 
     def _begin(self, one: Batched, *, reads: bool) -> None:
         try:
+            if (named := self._named.get(one.ref.tier)) and one.ref.nbytes <= self._size:
+                sampled = reads and self._page_cache is not None and self._page_cache.is_turn()
+                if sampled:  # which is looked at while it is open
+                    one.tap = self._open(one.timer, one.ref, sampled=True)
+                    return
+                one.names = named.names(one.ref, writes=not reads)
+                if one.names is not None:
+                    one.timer.engine = one.names.engine
+                    return
             if reads:
                 one.tap = self._open(one.timer, one.ref)
             else:
@@ -300,9 +323,20 @@ class Mover:
         try:
             if sink is not None:
                 self._end_sink(one, sink)
+            elif one.names is not None and one.error is not None:
+                self._give_up(one)
         except StoreError as error:
             one.error = error
         return self._done(one.op, one.ref, one.timer, one.error)
+
+    def _give_up(self, one: Batched) -> None:
+        """Leave nothing of a write that failed, unless the name was another's before."""
+        if one.error is not None and one.error.reason != _EXISTS:
+            try:
+                self._named[one.ref.tier].give_up(one.ref)
+            except StoreError as error:
+                if error.reason != VANISHED:
+                    raise
 
     def _end_sink(self, one: Batched, sink: Sink) -> None:
         try:
@@ -317,13 +351,14 @@ class Mover:
 
     # --- their parts -----------------------------------------------------------------------
 
-    def _open(self, timer: LegTimer, ref: CopyRef) -> Tap:
+    def _open(self, timer: LegTimer, ref: CopyRef, *, sampled: bool = False) -> Tap:
         timer.start()
         tap = self._stores[ref.tier].open(ref)
         timer.end_of_names()
         timer.engine = tap.engine
-        if self._page_cache is not None and tap.spans:
-            timer.sampled = self._page_cache.before(tap.spans)
+        looks = self._page_cache if tap.spans else None
+        if looks is not None and (sampled or looks.is_turn()):
+            timer.sampled = looks.before(tap.spans)
         return tap
 
     def _close(self, timer: LegTimer, tap: Tap) -> None:

@@ -42,6 +42,7 @@ class Capability(Flag):
     POSITIONAL = auto()  # positional calls may move them, to and from the spans of taps and sinks
     AT_ONCE = auto()  # and those of a batch, in one call, at the same time
     RINGS = auto()  # through an io_uring
+    NAMED = auto()  # a file an object: it is a `NamedStore`
 
 
 class Span(NamedTuple):
@@ -108,6 +109,32 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give memory and descriptors back. Files are removed by the owner of the directory."""
+
+
+NEW_MODE = 0o600
+"""Of a file that is made."""
+
+
+class Names(NamedTuple):
+    """What becomes of a file that one object has to itself, for those who open and close it
+    themselves."""
+
+    directory: int  # an open one, that names are relative to
+    name: bytes
+    flags: int  # of open(2)
+    sync: bool  # when it is written
+    complete: bytes | None  # what it is called from then on, when it is written
+    engine: str
+
+
+class NamedStore(Store, Protocol):
+    """A store whose objects can be had by their names in place of taps and sinks."""
+
+    def names(self, ref: CopyRef, *, writes: bool) -> Names | None:
+        """Return how to write or read a copy; None: by its sink or tap."""
+
+    def give_up(self, ref: CopyRef) -> None:
+        """Remove what was written of a copy by its name."""
 
 
 _REASONS = {

@@ -22,7 +22,17 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, PAGE_BYTES
 from kv_cache.tiers import native
 from kv_cache.tiers.buffers import BufferPool
-from kv_cache.tiers.native import ABORTED, LEFT_OUT, SHORT, WRONG, AbortFlag, Does, Moved, Piece
+from kv_cache.tiers.native import (
+    ABORTED,
+    LEFT_OUT,
+    SHORT,
+    WRONG,
+    AbortFlag,
+    Does,
+    Moved,
+    Piece,
+    PieceTable,
+)
 from kv_cache.tiers.native.building import build, compiler
 from kv_cache.tiers.payload import Payload
 
@@ -63,9 +73,9 @@ class Rig:
 
     def run(self, pieces: Sequence[Piece]) -> list[Moved]:
         if self.way == "through a ring":
-            return self.transfers.run_at_once(pieces, self.abort, DEPTH)
+            return self.transfers.run_at_once(PieceTable(pieces), self.abort, DEPTH)
         run = self.transfers.run_by_crew if self.way == "by a crew" else self.transfers.run
-        return run(pieces, self.abort)
+        return run(PieceTable(pieces), self.abort)
 
     def store(self, sizes: Sequence[int]) -> None:
         assert not any(m.error for m in self.run(self.pieces(sizes, Does.WRITE | STAMPED)))
@@ -132,10 +142,10 @@ def test_a_flipped_bit_is_found_where_it_is_looked_for(
 def test_a_rehearsal_stamps_and_verifies_and_calls_nothing(rig: Rig) -> None:
     nowhere = [p._replace(fd=-1) for p in rig.pieces([2, 2], Does.WRITE | STAMPED | Does.NOWHERE)]
     found = [p._replace(does=FULL | Does.NOWHERE) for p in nowhere]
-    results = rig.transfers.run([*nowhere, *found], rig.abort)
+    results = rig.transfers.run(PieceTable([*nowhere, *found]), rig.abort)
     assert [(m.error, m.nbytes) for m in results] == [(0, 2 * PAGE_BYTES)] * 4
     wrong = [p._replace(base1=p.base1 + 1) for p in found]
-    assert [m.error for m in rig.transfers.run(wrong, rig.abort)] == [WRONG, WRONG]
+    assert [m.error for m in rig.transfers.run(PieceTable(wrong), rig.abort)] == [WRONG, WRONG]
 
 
 def test_another_version_and_another_place_are_wrong(rig: Rig) -> None:
@@ -169,6 +179,66 @@ def test_the_rest_of_an_object_that_failed_is_left_out_and_the_next_one_is_not(
     os.close(rig.fd)
 
 
+class Files:
+    """Objects of a file each, below a directory that is open."""
+
+    def __init__(self, rig: Rig, root: Path) -> None:
+        self.rig, self.directory = rig, os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        self._kept: list[bytes] = []  # the library is given the addresses alone
+
+    def _step(self, number: int, does: Does, name: str, *rest: int) -> Piece:
+        self._kept.append(name.encode())
+        offset, nbytes, to, *_ = [*rest, 0, 0, 0]
+        at = native.address_of(self._kept[-1])
+        return Piece(number, does, self.directory, offset, nbytes, at, to, 0, 0)
+
+    def of(self, number: int, piece: Piece, name: str, *, to: str | None = None) -> list[Piece]:
+        """Write the piece to a new file, sync, close and rename it; or read it from an old one."""
+        new = os.O_CREAT | os.O_EXCL | os.O_WRONLY if to else os.O_RDONLY
+        rows = [
+            self._step(number, Does.OPEN, name, new | os.O_DIRECT, 0o600),
+            piece._replace(object=number, fd=-1, offset=0),
+        ]
+        if to is not None:
+            self._kept.append(to.encode())
+            renamed = native.address_of(self._kept[-1])
+            rows.append(self._step(number, Does.SYNC, name))
+            rows.append(self._step(number, Does.CLOSE, name))
+            return [*rows, self._step(number, Does.RENAME, name, 0, 0, renamed)]
+        return [*rows, self._step(number, Does.CLOSE, name)]
+
+
+@pytest.mark.parametrize("way", ["one by one", "by a crew"])
+def test_files_are_opened_and_closed_by_rows_and_closed_after_every_failure(
+    tmp_path: Path, way: str
+) -> None:
+    rig = Rig(tmp_path / "f", way)
+    files, sizes = Files(rig, tmp_path), [3, 2, 1, 4]
+    written = rig.pieces(sizes, Does.WRITE | STAMPED)
+    (tmp_path / "2.tmp").write_text("of another")
+    stored = [files.of(i, p, f"{i}.tmp", to=f"{i}") for i, p in enumerate(written)]
+    open_before = len(os.listdir("/proc/self/fd"))
+    done = rig.run([row for rows in stored for row in rows])
+    failed = [errno.EEXIST, LEFT_OUT, LEFT_OUT, LEFT_OUT, LEFT_OUT]
+    assert [m.error for m in done] == [0] * 10 + failed + [0] * 5
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1", "2.tmp", "3", "f"]
+    assert (tmp_path / "0").read_bytes() == bytes(rig.written.array[: 3 * PAGE_BYTES])
+    steps = [m for m in done if m.began_ns]
+    assert all(m.began_ns <= m.ended_ns for m in steps)
+
+    os.truncate(tmp_path / "0", PAGE_BYTES)
+    swapped = [p._replace(base0=p.base0 ^ (i == 3)) for i, p in enumerate(rig.pieces(sizes, FULL))]
+    loaded = [files.of(i, p, f"{i}") for i, p in enumerate(swapped)]
+    done = rig.run([row for rows in loaded for row in rows])
+    wanted = [0, SHORT, 0, 0, 0, 0, errno.ENOENT, LEFT_OUT, LEFT_OUT, 0, WRONG, 0]
+    assert [m.error for m in done] == wanted
+
+    rig.abort.set()
+    assert {m.error for m in rig.run(loaded[0])} == {ABORTED}
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    os.close(files.directory)
+
+
 def test_once_aborted_nothing_is_begun(rig: Rig) -> None:
     rig.store([1, 1])
     rig.abort.set()
@@ -187,6 +257,8 @@ def test_more_pieces_than_may_be_in_flight_are_all_moved(rig: Rig) -> None:
 
 
 def test_a_crew_of_several_callers_moves_what_each_asked_for(tmp_path: Path) -> None:
+    gc.collect()  # crews of other tests
+    assert crew_threads() == 0
     rigs = [Rig(tmp_path / f"{i}", "by a crew") for i in range(4)]
     for rig in rigs:
         rig.transfers = rigs[0].transfers
@@ -196,10 +268,15 @@ def test_a_crew_of_several_callers_moves_what_each_asked_for(tmp_path: Path) -> 
         for _ in range(50):
             for i, moved in enumerate(callers.map(lambda one: one[0].run(one[1]), asked)):
                 assert [m.error for m in moved] == [WRONG if i % 2 else 0] * 30
-    threads = len(os.listdir("/proc/self/task"))
+    assert crew_threads() == DEPTH - 1
     del rig, rigs, asked, callers
     gc.collect()
-    assert len(os.listdir("/proc/self/task")) == threads - (DEPTH - 1)
+    assert crew_threads() == 0
+
+
+def crew_threads() -> int:
+    names = [Path("/proc/self/task", task, "comm") for task in os.listdir("/proc/self/task")]
+    return sum(name.exists() and name.read_text() == "kv-transfer\n" for name in names)
 
 
 @given(sizes=st.lists(st.integers(1, 8), min_size=1, max_size=8), wrong=st.integers(0, 7))

@@ -1,7 +1,11 @@
 """Which calls are in flight, and how long none ended."""
 
+import time
 from dataclasses import dataclass
+from functools import partial
 
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.leg_timer import LegTimer
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import Leg
 from kv_cache.core.kinds import Cause, OpKind, Tier
@@ -53,3 +57,18 @@ def test_calls_of_memory_and_pauses_between_calls_are_not_waited_for() -> None:
     pulse.enter(_Call(S, calling=False))
     assert pulse.silences(20 * S) == []
     assert [leg.finished_ns for _, leg in pulse.in_flight(20 * S)] == [20 * S, 20 * S]
+
+
+def test_what_waits_for_others_of_its_call_is_not_in_flight_until_the_call_comes_to_it() -> None:
+    pulse, come_to = StoreCalls(), {"first": 0, "second": 0}
+    clock = MonotonicClock()
+    for name in come_to:
+        timer = LegTimer(clock, pulse, Cause.REUSE, Tier.NVME, OpKind.READ)
+        timer.begin_outside(partial(come_to.__getitem__, name))
+    assert (pulse.in_flight(clock.now_ns()), pulse.silences(clock.now_ns())) == ([], [])
+    come_to["first"] = time.monotonic_ns()
+    began_ns = clock.of_monotonic(come_to["first"])
+    ((_, leg),) = pulse.in_flight(began_ns + S)
+    assert (leg.started_ns, leg.finished_ns, leg.device_ns) == (began_ns, began_ns + S, S)
+    assert pulse.waiting(began_ns + S) == [(OpKind.READ, S)]
+    assert pulse.silences(began_ns + S)[-1] == Silence(began_ns, began_ns + S)

@@ -245,25 +245,60 @@ def test_many_operations_in_a_call_are_each_as_one_alone(rig: Rig) -> None:
     assert (rig.loads.available, rig.stored.available) == (POOL, POOL)
 
 
-def test_those_of_an_arena_are_moved_at_the_same_time_as_many_as_a_buffer_holds(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("layout", "fsync", "at_once"),
+    [("arena", "never", True), ("arena", "batch", True), ("arena", "object", False),
+     ("file", "never", True), ("file", "batch", False), ("file", "object", True),
+     ("bucket", "never", False)],
+)  # fmt: skip
+def test_what_needs_no_call_of_pythons_moves_at_once_as_much_as_a_buffer_holds(
+    tmp_path: Path, layout: str, fsync: str, at_once: bool
 ) -> None:
     """Reads and writes apart, those of memory, deletes and what is larger than a buffer alone."""
-    arena = open_storage(tmp_path, capacity_bytes=64 * SIZE, layout="arena", engine="direct")
-    rig = Rig(memories() | {Tier.NVME: arena}, tmp_path)
-    if arena.describe()["data_path"] != "native":
-        pytest.skip(arena.describe()["data_path"])
+    store = open_storage(
+        tmp_path, capacity_bytes=64 * SIZE, layout=layout, engine="direct", fsync=fsync
+    )
+    rig = Rig(memories() | {Tier.NVME: store}, tmp_path)
+    if store.describe()["data_path"] != "native":
+        pytest.skip(store.describe()["data_path"])
     half = BUFFER // 2
     small, large = [rig.copy(Tier.NVME, half) for _ in range(5)], rig.copy(Tier.NVME)
     writes: list[Op] = [Write(ref, Cause.PREFILL) for ref in [*small, large]]
     others: list[Op] = [Read(small[0], Cause.REUSE), Write(rig.copy(Tier.CPU), Cause.PREFILL)]
-    assert rig.mover.units([*writes, *others, *writes[:1]]) == [
-        [0, 1], [2, 3], [4], [5], [6], [7], [8],
-    ]  # fmt: skip
+    alone = [[number] for number in range(9)]
+    together = [[0, 1], [2, 3], [4], [5], [6], [7], [8]]
+    assert rig.mover.units([*writes, *others, *writes[:1]]) == (together if at_once else alone)
     test_many_operations_in_a_call_are_each_as_one_alone(rig)
-    files = tmp_path / "files"
-    files.mkdir()
-    assert rig_of(files, "direct").mover.units(writes) == [[0], [1], [2], [3], [4], [5]]
+
+
+@pytest.mark.parametrize("kind", [OpKind.READ, OpKind.WRITE])
+def test_steps_of_files_are_timed_apart_in_a_batch_as_alone(tmp_path: Path, kind: OpKind) -> None:
+    store = open_storage(tmp_path, capacity_bytes=64 * SIZE, engine="direct", fsync="object")
+    rig = Rig(memories() | {Tier.NVME: store}, tmp_path)
+    refs = [rig.copy(Tier.NVME, BUFFER // 4) for _ in range(3)]
+    done = rig.mover.perform_all([Write(ref, Cause.PREFILL) for ref in refs])
+    if kind is OpKind.READ:
+        done = rig.mover.perform_all([Read(ref, Cause.REUSE) for ref in refs])
+    wanted = ["open", "close"] if kind is OpKind.READ else ["create", "fsync", "close", "rename"]
+    for each in done:
+        check_instants(each)
+        (leg,) = each.legs
+        assert [step.name for step in leg.steps] == wanted
+        assert 0 < sum(step.duration_ns for step in leg.steps) < leg.device_ns
+        assert leg.engine == "direct"
+
+
+def test_a_name_that_is_taken_fails_alone_and_stays_what_it_was(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, "direct")
+    refs = [rig.copy(Tier.NVME, PAGE_BYTES) for _ in range(3)]
+    assert all(d.ok for d in rig.mover.perform_all([Write(r, Cause.PREFILL) for r in refs[::2]]))
+    before, number = rig.files, refs[1].copy_id
+    taken = tmp_path / f"{number % 256:02x}" / f"{number:016x}.tmp.kv"
+    taken.write_text("of another")
+    (done,) = rig.mover.perform_all([Write(refs[1], Cause.PREFILL)])
+    assert done.error == "eexist"
+    assert taken.read_text() == "of another"
+    assert {*before, taken} == set(rig.files)
 
 
 def leg_bytes(leg: Leg) -> int:

@@ -129,10 +129,12 @@ class PageCacheSampler:
         self._objects = self._pages = self._before = self._after = 0
         self._descriptors = {True: 0, False: 0}
 
+    def is_turn(self) -> bool:
+        """Return whether the next load is one to look at."""
+        return not next(self._turn) % self._every
+
     def before(self, spans: Sequence[Span]) -> SampledPages | None:
-        """Look before a load; None if it is not this load's turn, or the kernel does not say."""
-        if next(self._turn) % self._every:
-            return None
+        """Look before a load; None if the kernel does not say."""
         resident = _resident(spans)
         if resident is None:
             return None

@@ -32,6 +32,13 @@ class Does(IntFlag):
     STAMPED = 2  # a write is stamped first, the stamps of a read are looked at
     NOISE = 4  # and so is all between them
     NOWHERE = 8  # all of it but the system calls
+    OPEN = 16  # steps of a file that the object has to itself
+    SYNC = 32
+    CLOSE = 64
+    RENAME = 128
+
+
+STEPS = Does.OPEN | Does.SYNC | Does.CLOSE | Does.RENAME
 
 
 class Piece(NamedTuple):
@@ -47,6 +54,11 @@ class Piece(NamedTuple):
     base0: int
     base1: int
     base2: int
+
+
+def address_of(name: bytes) -> int:
+    """Return where the bytes of a name are, a zero behind them, as long as it is kept."""
+    return ctypes.cast(ctypes.c_char_p(name), ctypes.c_void_p).value or 0
 
 
 class Moved(NamedTuple):
@@ -66,6 +78,7 @@ SHORT, WRONG, ABORTED, LEFT_OUT = -1, -2, -3, -4
 _ASKED, _MOVED = "5q4Q", "5q"
 _ROW = struct.Struct(f"={_ASKED}{_MOVED}")
 _RESULT = struct.Struct(f"={_MOVED}")
+_BEGAN = struct.Struct("=q")
 _EMPTY = (0,) * 5
 _RESULT_AT = _ROW.size - _RESULT.size
 
@@ -82,6 +95,11 @@ class PieceTable:
     @property
     def memory(self) -> "ctypes.Array[ctypes.c_char]":
         return (ctypes.c_char * len(self._rows)).from_buffer(self._rows)
+
+    def began_ns(self, number: int) -> int:
+        """Return when the work at a piece began, by the monotonic clock; 0 before."""
+        began_ns: int = _BEGAN.unpack_from(self._rows, number * _ROW.size + _RESULT_AT)[0]
+        return began_ns
 
     def moved(self) -> list[Moved]:
         view = memoryview(self._rows)
@@ -145,27 +163,24 @@ class Transfers:
         self._helpers: _Opened | None = None
         self.depth = min(depth, MOST_DEPTH)
 
-    def run(self, pieces: Sequence[Piece], abort: AbortFlag) -> list[Moved]:
+    def run(self, table: PieceTable, abort: AbortFlag) -> list[Moved]:
         """Transfer all pieces one by one, by pread and pwrite, until `abort` is set; return what
         became of each, in their order."""
-        table = PieceTable(pieces)
         word = ctypes.byref(abort.word)
         self._library.kv_transfer(table.memory, table.count, word, self._noise)
         return table.moved()
 
-    def run_by_crew(self, pieces: Sequence[Piece], abort: AbortFlag) -> list[Moved]:
+    def run_by_crew(self, table: PieceTable, abort: AbortFlag) -> list[Moved]:
         """As `run`, with the help of `depth` - 1 threads, which all callers share. Raises OSError
         where there can be no such threads."""
-        table = PieceTable(pieces)
         word, crew = ctypes.byref(abort.word), self._crew()
         self._library.kv_transfer_by_crew(crew.handle, table.memory, table.count, word, self._noise)
         return table.moved()
 
-    def run_at_once(self, pieces: Sequence[Piece], abort: AbortFlag, depth: int) -> list[Moved]:
+    def run_at_once(self, table: PieceTable, abort: AbortFlag, depth: int) -> list[Moved]:
         """Transfer all pieces through this thread's io_uring, `depth` at a time. Where there can be
         no ring, that is the error of each. Raises OSError where one fails, whose memory the kernel
         may still use then."""
-        table = PieceTable(pieces)
         try:
             ring = self._ring()
         except OSError as error:
@@ -186,7 +201,7 @@ class Transfers:
         fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             piece = Piece(0, Does.WRITE, fd, 0, 8, ctypes.addressof(data), 0, 0, 0)
-            return not self.run_at_once([piece], AbortFlag(), 1)[0].error
+            return not self.run_at_once(PieceTable([piece]), AbortFlag(), 1)[0].error
         finally:
             os.close(fd)
 

@@ -1,5 +1,6 @@
 /* Transfers of many pieces of files in one call, without the interpreter: system calls, the instants
- * around each, and the stamps of the payload (tiers/payload.py says what they are).
+ * around each, and the stamps of the payload (tiers/payload.py says what they are). A file that an
+ * object has to itself is opened and closed by rows of their own.
  *
  * A call works off the rows of a table of 64-bit integers, which the caller owns and may read
  * meanwhile: one after the other by pread and pwrite, with the help of a crew of threads, or many at
@@ -9,13 +10,16 @@
 
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/io_uring.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h> /* renameat */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -42,6 +46,9 @@ struct noise {
 };
 
 enum { WRITE = 1, STAMPED = 2, NOISE = 4, NOWHERE = 8 };
+/* Steps of a file, of which an object has one: `fd` is the directory, `address` the name in it, and
+ * of OPEN `offset` the flags and `nbytes` the mode, of RENAME `base[0]` the other name. */
+enum { OPEN = 16, SYNC = 32, CLOSE = 64, RENAME = 128, STEPS = OPEN | SYNC | CLOSE | RENAME };
 enum { SHORT = -1, WRONG = -2, ABORTED = -3, LEFT_OUT = -4 };
 
 static const uint64_t STEP[3] = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u};
@@ -136,17 +143,41 @@ static int64_t moved_all(struct piece *piece) {
   return 0;
 }
 
-/* Work off `count` rows one after the other, until `*abort` is other than 0. */
+/* A step of the file that is open as `*file`, or will be. */
+static int64_t stepped(const struct piece *piece, int *file) {
+  const char *name = (const char *)(uintptr_t)piece->address;
+  int at = (int)piece->fd, done;
+  do {
+    if (piece->flags & OPEN) {
+      done = *file = openat(at, name, (int)piece->offset, (mode_t)piece->nbytes);
+    } else if (piece->flags & SYNC) {
+      done = fsync(*file);
+    } else if (piece->flags & RENAME) {
+      done = renameat(at, name, at, (const char *)(uintptr_t)piece->base[0]);
+    } else {
+      done = close(*file); /* gone even where it reports an error */
+      *file = -1;
+      if (done < 0 && errno == EINTR) done = 0;
+    }
+  } while (done < 0 && errno == EINTR);
+  return done < 0 ? errno : 0;
+}
+
+/* Work off `count` rows one after the other, until `*abort` is other than 0. What was opened is
+ * closed all the same. */
 void kv_transfer(struct piece *pieces, int64_t count, const int32_t *abort, const struct noise *noise) {
+  int file = -1; /* of the object */
   for (int64_t i = 0; i < count; i++) {
     struct piece *piece = &pieces[i];
-    if (stopped(abort) || left_out(pieces, i)) {
+    int must = piece->flags & CLOSE && file >= 0;
+    if (!must && (stopped(abort) || left_out(pieces, i))) {
       piece->error = stopped(abort) ? ABORTED : LEFT_OUT;
       continue;
     }
+    if (file >= 0 && !(piece->flags & STEPS)) piece->fd = file;
     take(piece);
     piece->began_ns = now_ns();
-    int64_t error = moved_all(piece);
+    int64_t error = piece->flags & STEPS ? stepped(piece, &file) : moved_all(piece);
     end(piece, error, now_ns(), noise);
   }
 }
@@ -194,6 +225,7 @@ static void work_at(struct crew *crew, struct job *job) {
 
 static void *help(void *of) {
   struct crew *crew = of;
+  prctl(PR_SET_NAME, "kv-transfer");
   pthread_mutex_lock(&crew->lock);
   while (!crew->closing)
     if (crew->first)

@@ -22,7 +22,7 @@ import orjson
 from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import MIB, PAGE_BYTES
-from kv_cache.tiers.base import Span, Steps, reason_of
+from kv_cache.tiers.base import NEW_MODE, Names, Span, Steps, reason_of
 from kv_cache.tiers.extents import Extent, Extents
 
 SHARDS = 256
@@ -33,8 +33,8 @@ BUCKET_OBJECTS = 500
 ARENA_FILES = 4
 
 _NEW = os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)  # stores are opened on Linux alone
+_OLD = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 _DIRECT = getattr(os, "O_DIRECT", 0)
-_MODE = 0o600
 
 Spans = tuple[Span, ...]
 
@@ -45,7 +45,7 @@ class Layout(Protocol):
 
     name: str
     removal: str
-    names_nothing: bool  # no call of the system to find, make or close an object
+    at_once: bool  # no call of Python's is needed to find, make or close an object
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans: ...
 
@@ -93,13 +93,17 @@ class Root:
         """Return a descriptor of a new file. Where O_DIRECT is refused, Linux has made it
         already."""
         try:
-            return os.open(name, flags | _NEW, _MODE, dir_fd=self._fd)
+            return os.open(name, flags | _NEW, NEW_MODE, dir_fd=self._fd)
         except FileExistsError:
             raise
         except OSError:
             with suppress(FileNotFoundError):
                 self.unlink(name)
             raise
+
+    @property
+    def fd(self) -> int:
+        return self._fd
 
     def rename(self, name: str, to: str) -> None:
         os.rename(name, to, src_dir_fd=self._fd, dst_dir_fd=self._fd)
@@ -124,7 +128,7 @@ class FilePerObject:
 
     name = "file"
     removal = "unlink"
-    names_nothing = False
+    at_once = True
 
     def __init__(self, root: Path, *, rename: bool = True) -> None:
         self._rename = rename
@@ -152,10 +156,25 @@ class FilePerObject:
             if fd is not None:
                 os.close(fd)
         finally:  # an error of close is no reason to leave the file
-            try:
-                self._root.unlink(self._written(ref))
-            except FileNotFoundError:
-                self._root.unlink(self._complete(ref))
+            self.give_up(ref)
+
+    def give_up(self, ref: CopyRef) -> None:
+        """Remove a file that was being written."""
+        try:
+            self._root.unlink(self._written(ref))
+        except FileNotFoundError:
+            self._root.unlink(self._complete(ref))
+
+    def names(self, ref: CopyRef, engine: str, flags: int, *, writes: bool, sync: bool) -> Names:
+        """Return how whoever opens the file himself writes or reads it; `give_up` in place of
+        `abort`."""
+        complete = self._complete(ref).encode()
+        if not writes:
+            return Names(self._root.fd, complete, flags | _OLD, sync, None, engine)
+        written, flags = self._written(ref).encode(), flags | os.O_WRONLY | _NEW
+        return Names(
+            self._root.fd, written, flags, sync, complete if self._rename else None, engine
+        )
 
     def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans:
         with steps.timed("open"):
@@ -190,7 +209,7 @@ class Arena:
 
     name = "arena"
     removal = "free"
-    names_nothing = True
+    at_once = True
 
     def __init__(
         self, root: Path, capacity: int, flags: Iterable[int], files: Sequence[Path] | None = None
@@ -307,7 +326,7 @@ class Buckets:
 
     name = "bucket"
     removal = "punch"
-    names_nothing = False
+    at_once = False
 
     def __init__(self, root: Path) -> None:
         self._lock = threading.Lock()

@@ -10,11 +10,11 @@ from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.tiers import native
-from kv_cache.tiers.base import Capability, Sink, Span, Steps, Tap, store_errors
+from kv_cache.tiers.base import Capability, Names, Sink, Span, Steps, Tap, store_errors
 from kv_cache.tiers.file_options import FSYNC_BATCH
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.nvme.engines import Engine, Region
-from kv_cache.tiers.nvme.layouts import Layout, Spans, close_all
+from kv_cache.tiers.nvme.layouts import FilePerObject, Layout, Spans, close_all
 
 
 class _Syncer:
@@ -93,14 +93,31 @@ class NvmeStore:
         self.capabilities = reader.capabilities & writer.capabilities
         if fsync == "object":
             self.capabilities |= Capability.DURABLE
-        elif layout.names_nothing and Capability.POSITIONAL in self.capabilities:
-            self.capabilities |= Capability.AT_ONCE  # nothing to wait for beside the bytes
+        self._files = layout if isinstance(layout, FilePerObject) else None
+        if Capability.POSITIONAL in self.capabilities and not self._uses_rings:
+            if self._files is not None:
+                self.capabilities |= Capability.NAMED
+            # Where a call of Python's belongs to each object, its threads make them side by side.
+            if fsync != ("object" if self._files is None else "batch") and layout.at_once:
+                self.capabilities |= Capability.AT_ONCE
 
     def create(self, ref: CopyRef) -> Sink:
         return _FileSink(ref, self._layout, self._writer, self._syncer)
 
     def open(self, ref: CopyRef) -> Tap:
         return _FileTap(ref, self._layout, self._reader)
+
+    def names(self, ref: CopyRef, *, writes: bool) -> Names | None:
+        if self._files is None or (writes and self._fsync == "batch"):
+            return None
+        engine = self._writer if writes else self._reader
+        sync = writes and self._fsync == "object"
+        return self._files.names(ref, engine.name, engine.open_flags, writes=writes, sync=sync)
+
+    def give_up(self, ref: CopyRef) -> None:
+        assert self._files is not None
+        with store_errors():
+            self._files.give_up(ref)
 
     def delete(self, ref: CopyRef) -> None:
         with store_errors():

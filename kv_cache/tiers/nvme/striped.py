@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from operator import and_
-from typing import Any
+from typing import Any, cast
 
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
-from kv_cache.tiers.base import Sink, Store, Tap
+from kv_cache.tiers.base import NamedStore, Names, Sink, Store, Tap
 
 
 class Striped:
@@ -38,17 +38,23 @@ class Striped:
             raise
 
     def open(self, ref: CopyRef) -> Tap:
-        drive = self._drive.get(ref.copy_id)
-        if drive is None:
-            raise StoreError("vanished", f"copy {ref.copy_id} is on no drive")
-        return self._stores[drive].open(ref)
+        return self._stores[self._of(ref)].open(ref)
+
+    def names(self, ref: CopyRef, *, writes: bool) -> Names | None:
+        names = self._named(self._claim(ref) if writes else self._of(ref)).names(ref, writes=writes)
+        if writes and names is None:
+            self.give_back(ref)
+        return names
+
+    def give_up(self, ref: CopyRef) -> None:
+        try:
+            self._named(self._of(ref)).give_up(ref)
+        finally:
+            self.give_back(ref)
 
     def delete(self, ref: CopyRef) -> None:
-        drive = self._drive.get(ref.copy_id)
-        if drive is None:
-            raise StoreError("vanished", f"copy {ref.copy_id} is on no drive")
         try:
-            self._stores[drive].delete(ref)
+            self._stores[self._of(ref)].delete(ref)
         except StoreError as error:
             if error.reason == "vanished":  # gone is gone: its bytes are free
                 self.give_back(ref)
@@ -76,6 +82,15 @@ class Striped:
             drive = self._drive.pop(ref.copy_id, None)
             if drive is not None:
                 self._free[drive] += ref.nbytes
+
+    def _of(self, ref: CopyRef) -> int:
+        drive = self._drive.get(ref.copy_id)
+        if drive is None:
+            raise StoreError("vanished", f"copy {ref.copy_id} is on no drive")
+        return drive
+
+    def _named(self, drive: int) -> NamedStore:
+        return cast("NamedStore", self._stores[drive])
 
     def _claim(self, ref: CopyRef) -> int:
         with self._lock:
