@@ -33,7 +33,7 @@ settings.load_profile("same")
 ONE_AT_A_TIME = {
     "devices": (
         *("test_devices", "test_hosts", "test_names", "test_no_answer"),
-        *("test_printed_commands", "test_stack", "test_stalls"),
+        *("test_printed_commands", "test_raw_device", "test_stack", "test_stalls"),
     ),
     "fio": ("test_predict", "test_probe", "test_twin"),
     "system calls": ("test_left_behind", "test_personalities", "test_tracing"),

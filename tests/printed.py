@@ -47,6 +47,8 @@ _ROWS = 400
 """Of a trace that a page unpacks: its commands are tried, not their numbers."""
 _RESULT = "RESULT"
 """What stands in a page for a result of the reader's own."""
+_DEVICE = "/dev/nvme1n1"
+"""What stands in a page for an empty device of the reader's own."""
 
 
 class Step(NamedTuple):
@@ -112,10 +114,12 @@ def commands(block: str) -> Iterator[tuple[int, str]]:
 
 
 class Stranger:
-    """Tries commands in the current directory. `made` holds what long commands would write."""
+    """Tries commands in the current directory. `made` holds what long commands would write;
+    `device` is an empty block device."""
 
-    def __init__(self, made: Path) -> None:
+    def __init__(self, made: Path, device: str) -> None:
         self._made = made
+        self._device = device
 
     def follow(self, page: str) -> Iterator[Tried]:
         for step in steps(page):
@@ -183,7 +187,8 @@ class Stranger:
 
     def _ours(self, given: list[str], target: str) -> str | None:
         words = [found for word in given for found in (sorted(glob.glob(word)) or [word])]
-        words = [str(self._made / "R.json") if word == _RESULT else word for word in words]
+        here = {_RESULT: str(self._made / "R.json"), _DEVICE: self._device}
+        words = [here.get(word, word) for word in words]
         written, err = io.BytesIO(), io.StringIO()
         out = io.TextIOWrapper(written)
         code: object = None
@@ -306,8 +311,26 @@ def small_files(made: Path) -> None:
     os.chdir(before)
 
 
+@contextlib.contextmanager
+def empty_device(scratch: Path) -> Iterator[str]:
+    """A loop device, which is no part of the mount namespace."""
+    with (scratch / "device").open("wb") as file:
+        file.truncate(1 << 40)
+    losetup = ["losetup", "--show", "--find", file.name]
+    device = subprocess.run(losetup, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        yield device
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
 def follow_all(scratch: Path, report: Path) -> None:
     mount(scratch)
+    with empty_device(scratch) as device:
+        _follow_all(scratch, report, device)
+
+
+def _follow_all(scratch: Path, report: Path, device: str) -> None:
     made = scratch / "made"
     made.mkdir()
     small_files(made)
@@ -319,7 +342,7 @@ def follow_all(scratch: Path, report: Path) -> None:
         shutil.copytree(ROOT / "tests" / "data", place / "tests" / "data")
         shutil.copytree(ROOT / "docs" / "reports", place / "docs" / "reports")
         os.chdir(place)
-        tried += Stranger(made).follow(page)
+        tried += Stranger(made, device).follow(page)
     os.chdir("/")
     report.write_text(json.dumps([asdict(each) for each in tried]))
 

@@ -113,7 +113,7 @@ def checked(options: TwinOptions, twin: Twin) -> TwinJob:
     if any(is_object_url(name) for name in options.dir):
         raise ConfigError("--dir s3://…: fio does the I/O of files; give a directory")
     directories = tuple(map(Path, options.dir)) or _where_it_was(twin)
-    twin = replace(twin, drives=len(directories))
+    twin = replace(twin, drives=len(directories), raw_device=None)
     for name in options.dir:
         if not Path(name).is_dir():
             raise PlaceError(f"--dir {name}: there is no such directory; create it first")
@@ -132,6 +132,12 @@ def _where_it_was(twin: Twin) -> tuple[Path, ...]:
         raise UsageError(
             f"{twin.result}: the run had a temporary cache directory; say with --dir where the "
             "device to be measured is mounted"
+        )
+    if twin.raw_device is not None:
+        raise UsageError(
+            f"{twin.result}: the run was on the raw device {twin.raw_device}, which twin does not "
+            "erase; write the job with --fio-export FILE and start fio on it, or give a directory "
+            "with --dir"
         )
     directories = []
     for name in twin.cache_dirs:

@@ -185,8 +185,9 @@ class CacheDir:
                 continue
             if not may_be_removed(owner, device=device, reclaim=self._reclaim):
                 # Its lock does not reach us, or was deleted by hand; its objects may be in use.
-                here = life_of(owner, device=device) is Life.ALIVE
-                raise PlaceError((_in_use if here else _in_use_elsewhere)(self.path, owner))
+                if life_of(owner, device=device) is Life.ALIVE:
+                    raise PlaceError(in_use(self.path, process_of(owner)))
+                raise PlaceError(_in_use_elsewhere(self.path, owner))
             removal.run_dir(fd, self.path / name, cache)
         self.leftovers = removal.removed
 
@@ -266,7 +267,9 @@ def _flock(fd: int, cache_dir: Path) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise PlaceError(_in_use(cache_dir, _holder(fd))) from None
+        record = _holder(fd)
+        who = "another run" if record is None else process_of(record)
+        raise PlaceError(in_use(cache_dir, who)) from None
 
 
 def _unlock(fd: int, cache: int) -> None:
@@ -297,10 +300,8 @@ def _holder(fd: int) -> dict[str, Any] | None:
     return record
 
 
-def _in_use(cache_dir: Path, record: dict[str, Any] | None) -> str:
-    who = "another run"
-    if record is not None:
-        who = process_of(record)
+def in_use(cache_dir: Path, who: str) -> str:
+    """Say that somebody else works there."""
     return (
         f"cache directory {cache_dir}: {who} is using it; "
         "wait for its end or give each run a --cache-dir of its own"

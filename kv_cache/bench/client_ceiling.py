@@ -65,7 +65,7 @@ def _unpaced(config: Config) -> Config:
             "duration_s": config.passport.certify_s, "warmup_s": 0.0, "drain_s": 2.0,
             "until": None, "max_requests": 0, "generation_mode": "none",
         },
-        "tiers": {"cache_dir": None, "keep_cache": False},
+        "tiers": {"cache_dir": None, "erase_device": None, "keep_cache": False},
         "semantics": {"prefill_ms_per_token": 0.0},
         "arrival": {"mode": "closed", "request_rate": 0.0, "process": "fixed"},
         "workload": {"trace_speedup": 0.0, "replay_cycles": 0},

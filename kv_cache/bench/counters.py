@@ -13,7 +13,7 @@ from typing import Any, Self
 import psutil
 from msgspec import Struct
 
-from kv_cache.bench.path_checks import nearest_existing
+from kv_cache.bench.path_checks import device_number
 from kv_cache.bench.probes.diskstats import DiskStats, added_up, read_diskstats
 from kv_cache.bench.procfs import block_device, parse_pairs, text_of
 from kv_cache.core.units import KIB
@@ -106,12 +106,12 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
 
 def device_of(path: Path) -> str | None:
     """Return the name in /proc/diskstats of the disk or partition that holds `path` (or will hold
-    it).
+    it), or is it.
 
     None if the file system has no block device of its own: tmpfs, overlay, FUSE, network,
     btrfs. Raises PlaceError when the path cannot be looked at.
     """
-    number = os.stat(nearest_existing(path)).st_dev
+    number = device_number(path)
     name = block_device(f"{os.major(number)}:{os.minor(number)}")
     return name if name is not None and read_diskstats([name]) else None
 

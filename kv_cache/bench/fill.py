@@ -8,6 +8,8 @@ pieces, front to back, with data that does not compress or repeat, the second pa
     <directory>/00/fill-<number>.kv     matches `FILES_PATTERN`: what a kill leaves is removed by
                                         the owner of the directory
 
+A raw device has no files: each thread has a part of it instead.
+
 It must never leave a file behind that it made, nor remove one that it did not.
 """
 
@@ -28,7 +30,12 @@ from msgspec.structs import asdict
 from kv_cache.bench.cache_dir import obtainable_bytes
 from kv_cache.bench.counters import device_of, read_counters
 from kv_cache.bench.linux import usable_cpus
-from kv_cache.bench.path_checks import nearest_existing
+from kv_cache.bench.path_checks import (
+    device_bytes,
+    device_number,
+    is_block_device,
+    nearest_existing,
+)
 from kv_cache.bench.procfs import text_of
 from kv_cache.bench.stillness import ANSWER_S, IoThreads, answered
 from kv_cache.core.block import content_key
@@ -189,26 +196,32 @@ def _file_systems(
     directory."""
     shares: dict[int, int] = {}
     for directory, area in zip(directories, areas, strict=True):
-        place = os.stat(nearest_existing(directory)).st_dev
+        place = device_number(directory)
         shares[place] = shares.get(place, 0) + area
     for directory in directories:
         base = nearest_existing(directory)
-        share = shares.pop(os.stat(base).st_dev, None)
+        share = shares.pop(device_number(directory), None)
         if share is not None:
             yield _size_of(base), obtainable_bytes(directory), share, directory
 
 
 def _size_of(path: Path) -> int:
+    """Return the size of the file system, or of a raw device."""
+    if is_block_device(path):
+        return device_bytes(path)
     status = os.statvfs(path)
     return status.f_blocks * status.f_frsize
 
 
 class _DriveFill(Struct, kw_only=True):
-    """One thread's file: its length, and the bytes to write to it. `written` is the thread's."""
+    """One thread's file, or part of a raw device that begins at `offset`: its length, and the bytes
+    to write to it. `written` is the thread's."""
 
     number: int
     directory: Path
+    raw: bool
     engine: Engine
+    offset: int
     length: int
     quota: int
     written: int = 0
@@ -216,7 +229,7 @@ class _DriveFill(Struct, kw_only=True):
 
     @property
     def path(self) -> Path:
-        return self.directory / "00" / f"fill-{self.number:04d}.kv"
+        return self.directory if self.raw else self.directory / "00" / f"fill-{self.number:04d}.kv"
 
 
 class _Rows(Struct):
@@ -274,15 +287,19 @@ class _Fill:
         each = -(-(threads or usable_cpus()) // len(directories))
         self._parts: list[_DriveFill] = []
         for directory, (engine, _), area in zip(directories, chosen, areas, strict=True):
+            raw, end = is_block_device(directory), 0
             for length in _cut(area, each):
                 part = _DriveFill(
                     number=len(self._parts),
                     directory=directory,
+                    raw=raw,
                     engine=engine,
+                    offset=end if raw else 0,
                     length=length,
                     quota=whole_pages(wanted * length // self._area),
                 )
                 self._parts.append(part)
+                end += length
         self._parts[0].quota += wanted - sum(part.quota for part in self._parts)
 
     # --- the whole of it ---------------------------------------------------------------------
@@ -302,7 +319,7 @@ class _Fill:
         self, seconds: float, rows: tuple[FillInterval, ...], counted: int | None
     ) -> Filled:
         known = [discards(directory) for directory in self._directories]
-        places = {os.stat(each).st_dev: _size_of(each) for each in self._directories}
+        places = {device_number(each): _size_of(each) for each in self._directories}
         return Filled(
             wanted_bytes=self._wanted,
             bytes=self._written(),
@@ -382,7 +399,8 @@ class _Fill:
     def _write(self, part: _DriveFill) -> None:
         if self._over():
             return
-        _allocate(part)
+        if not part.raw:
+            _allocate(part)
         fd = os.open(part.path, os.O_RDWR | os.O_CLOEXEC | part.engine.open_flags)
         try:
             self._write_to(fd, part)
@@ -390,7 +408,7 @@ class _Fill:
             os.close(fd)
 
     def _write_to(self, fd: int, part: _DriveFill) -> None:
-        region = part.engine.region(Span(fd, 0, part.length), writable=True)
+        region = part.engine.region(Span(fd, part.offset, part.length), writable=True)
         buffers = [Buffer(aligned_bytes(BLOCK_BYTES)) for _ in range(TINTS)]
         dirty = 0
         try:
@@ -456,7 +474,9 @@ def _place_error(directory: Path, written: int, error: OSError | StoreError) -> 
 
 def discards(directory: Path) -> bool | None:
     """Whether deleting files there tells the drive that their blocks are free (mount option
-    `discard`); None if no mount holds it."""
+    `discard`); None if no mount holds it. On a raw device nothing is deleted."""
+    if is_block_device(directory):
+        return False
     mounts = parse_mounts(text_of(Path("/proc/self/mountinfo")) or "")
     mount = mount_of(os.path.realpath(directory), "", mounts)
     if mount is None:

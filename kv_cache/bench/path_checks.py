@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from kv_cache.bench.linux import require_linux
+from kv_cache.bench.procfs import text_of
 from kv_cache.core.errors import PlaceError
 
 FOREIGN_RUN_MARKS = ("summary.json", "*_metadata.json")
@@ -32,6 +33,7 @@ SYSTEM_DIRS = tuple(
     )
 )
 
+_SECTOR_BYTES = 512  # the unit of sysfs `size`, whatever the device's own
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
 _NEUTRAL = frozenset({"lost+found"})  # in every new ext4 file system
 _RESULT_STARTS = (
@@ -51,6 +53,12 @@ Directory = int | Path
 def check_cache_dir(path: Path) -> None:
     """Refuse a cache directory that the run could not use or must not touch."""
     require_linux()
+    if is_block_device(path):
+        raise PlaceError(
+            f"cache directory {path}: it is a block device, which only a run with --layout arena "
+            "takes, and only if it is named a second time with --erase-device; do that if nothing "
+            "on it is needed, or name a directory"
+        )
     _check_directory(path, f"cache directory {path}")
 
 
@@ -112,13 +120,37 @@ def nearest_existing(path: Path) -> Path:
 
 def free_bytes(path: Path) -> int:
     """Return the bytes that an ordinary user may still write to the file system that `path` is or
-    will be on. Raises PlaceError if the file system cannot say."""
-    with _nearest(resolve(path, str(path))) as (_, directory):
+    will be on, or to a raw device. Raises PlaceError if the file system cannot say."""
+    real = resolve(path, str(path))
+    if is_block_device(real):
+        return device_bytes(real)
+    with _nearest(real) as (_, directory):
         try:
             status = os.statvfs(directory)
         except OSError as err:
             raise PlaceError(f"{path}: its free space cannot be read ({err.strerror})") from err
     return status.f_bavail * status.f_frsize
+
+
+def is_block_device(path: Path) -> bool:
+    try:
+        return stat.S_ISBLK(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def device_number(path: Path) -> int:
+    """Return the number of the device that `path` is or will be on; of a block device its own.
+    Raises PlaceError if a part of the path may not be looked at."""
+    status = os.stat(nearest_existing(path))
+    return status.st_rdev if stat.S_ISBLK(status.st_mode) else status.st_dev
+
+
+def device_bytes(path: Path) -> int:
+    """Return the size of a block device; 0 if the kernel does not say."""
+    number = os.stat(path).st_rdev
+    sectors = text_of(Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/size"))
+    return int(sectors or 0) * _SECTOR_BYTES
 
 
 def resolve(path: Path, where: str) -> Path:

@@ -11,7 +11,13 @@ from kv_cache.bench.cache_dir import obtainable_bytes
 from kv_cache.bench.fill import check_fill
 from kv_cache.bench.linux import require_linux
 from kv_cache.bench.memory import check_ram, check_ram_of_ranks
-from kv_cache.bench.path_checks import check_cache_dir, free_bytes, nearest_existing
+from kv_cache.bench.path_checks import (
+    check_cache_dir,
+    device_number,
+    free_bytes,
+    is_block_device,
+)
+from kv_cache.bench.raw_device import check_raw_device
 from kv_cache.bench.run_prefix import check_bucket
 from kv_cache.bench.tier_sizes import ram_parts
 from kv_cache.config.root import Config
@@ -31,8 +37,9 @@ def check_places(config: Config, ranks_here: int = 1) -> int:
     _check_apart(places)
     directories = [place for place in places if isinstance(place, Path)]
     if config.tiers.cache_dir is not None:
+        check = check_cache_dir if config.tiers.erase_device is None else check_raw_device
         for directory in directories:
-            check_cache_dir(directory)
+            check(directory)
     for place in places:
         if isinstance(place, ObjectPlace):
             check_bucket(place)
@@ -61,7 +68,7 @@ def drive_capacities(config: Config, places: Sequence[Place]) -> list[int]:
     capacity = config.tiers.storage_bytes
     if not directories:
         return _shares(capacity or 0, len(places))
-    devices = [_device(directory) for directory in directories]
+    devices = [device_number(directory) for directory in directories]
     if capacity is None:
         free = [_share_of_free(directory, config.tiers) for directory in directories]
         return [whole_pages(n // devices.count(at)) for n, at in zip(free, devices, strict=True)]
@@ -102,15 +109,11 @@ def _row(directory: Path, wanted_bytes: int, tiers: TiersConfig) -> dict[str, st
     free = free_bytes(directory)
     return {
         "directory": str(directory),
-        "device": _device(directory),
+        "device": device_number(directory),
         "wanted_bytes": wanted_bytes,
         "free_bytes": free,
         "dead_bytes": max(0, obtainable_bytes(directory, tiers.reclaim) - free),
     }
-
-
-def _device(directory: Path) -> int:
-    return os.stat(nearest_existing(directory)).st_dev
 
 
 def _shares(nbytes: int, drives: int) -> list[int]:
@@ -120,9 +123,9 @@ def _shares(nbytes: int, drives: int) -> list[int]:
 
 
 def _share_of_free(directory: Path, tiers: TiersConfig) -> int:
-    capacity = tiers.share_of_free(obtainable_bytes(directory, tiers.reclaim))
+    free, raw = obtainable_bytes(directory, tiers.reclaim), is_block_device(directory)
+    capacity = whole_pages(free) if raw else tiers.share_of_free(free)  # no file system needs any
     if capacity < MIB:
-        raise PlaceError(
-            f"cache directory {directory}: the file system is full; give another --cache-dir"
-        )
+        what = f"the device has only {free} bytes" if raw else "the file system is full"
+        raise PlaceError(f"cache directory {directory}: {what}; give another --cache-dir")
     return capacity

@@ -15,6 +15,7 @@ from msgspec import Struct
 from kv_cache.bench.cache_dir import CacheDir
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.fill import Filled, fill
+from kv_cache.bench.raw_device import RawDevice
 from kv_cache.bench.removal import Removed
 from kv_cache.bench.run_plan import RunPlan
 from kv_cache.bench.run_prefix import RunPrefix
@@ -37,20 +38,21 @@ from kv_cache.tiers.null import RehearsalStore
 from kv_cache.tiers.nvme import NvmeStore, Striped, open_storage, uring
 
 Wrap = Callable[[Store], Store]
+Drive = CacheDir | RawDevice | RunPrefix
 
 log = logging.getLogger("kv_cache")
 
 
 class RunDirectories(Struct, frozen=True):
-    """The cache directories and prefixes of a run, one a drive. `left_behind` is what could not be
-    removed, each with its reason; known once they are closed."""
+    """The cache directories, devices and prefixes of a run, one a drive. `left_behind` is what
+    could not be removed, each with its reason; known once they are closed."""
 
-    drives: Sequence[CacheDir | RunPrefix]
+    drives: Sequence[Drive]
     left_behind: list[str]
 
     @property
-    def local(self) -> list[CacheDir]:
-        return [drive for drive in self.drives if isinstance(drive, CacheDir)]
+    def local(self) -> list[CacheDir | RawDevice]:
+        return [drive for drive in self.drives if not isinstance(drive, RunPrefix)]
 
     @property
     def servers(self) -> list[str]:
@@ -92,7 +94,7 @@ def open_directories(
 
 
 def _release(
-    drive: CacheDir | RunPrefix, keep: bool, directories: RunDirectories, answers: StorageAnswers
+    drive: Drive, keep: bool, directories: RunDirectories, answers: StorageAnswers
 ) -> None:
     if answers.silence is None:
         with suppress(NoAnswerError):
@@ -167,7 +169,7 @@ class _Opener:
             raise
         return stores[0] if alone else Striped(stores, shares)
 
-    def _drive_store(self, drive: CacheDir | RunPrefix, capacity: int) -> Store:
+    def _drive_store(self, drive: Drive, capacity: int) -> Store:
         if isinstance(drive, RunPrefix):
             return drive.store(self._opening.abort.is_set)
         io = self._config.io
@@ -181,6 +183,7 @@ class _Opener:
                 write_engine=io.write_engine,
                 fsync=self._config.fsync(),
                 rename=io.rename,
+                arena_files=[drive.objects] if isinstance(drive, RawDevice) else None,
             ),
         )
         self._nvme.append(store)
@@ -246,10 +249,12 @@ def fill_drives(
         answers.raise_if_silent()
 
 
-def _cache_dirs(config: Config, run: str) -> list[CacheDir | RunPrefix]:
+def _cache_dirs(config: Config, run: str) -> list[Drive]:
     if config.tiers.cache_dir is None:
         return [CacheDir.temporary(run=run)]
-    drives: list[CacheDir | RunPrefix] = []
+    if config.tiers.erase_device is not None:
+        return [RawDevice(Path(config.tiers.erase_device))]
+    drives: list[Drive] = []
     reclaim = config.tiers.reclaim
     try:
         for name in config.tiers.cache_dir:

@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import Counters, device_of, read_counters
+from kv_cache.bench.path_checks import is_block_device
 from kv_cache.bench.probes import cpu_users, foreign, interposed, throttles
 from kv_cache.bench.probes.counter_watch import CounterWatch
 from kv_cache.bench.probes.cpu_users import CpuUsers
@@ -27,6 +28,7 @@ from kv_cache.bench.probes.payload_pages import examine
 from kv_cache.bench.probes.stack import stack_of
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.config.passport import PassportConfig
+from kv_cache.config.storage_targets import temporary_place
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.seed import Seed
@@ -74,7 +76,10 @@ class Witness:
     # --- while the run goes on ---------------------------------------------------------------
 
     def begin(self) -> None:
-        self._interposed = interposed.look(self._directories[0]) if self._directories else {}
+        place = next(iter(self._directories), None)
+        if place is not None and is_block_device(place):
+            place = temporary_place()  # the calls are tried in a file
+        self._interposed = {} if place is None else interposed.look(place)
         self._throttles = throttles.read_throttles()
         self._began = self._instants()
         self._canary.start()

@@ -55,6 +55,26 @@ def _check_places(config: Config) -> None:
         )
 
 
+def _check_device(config: Config) -> None:
+    """Raise ConfigError where a raw device is not named twice, or cannot do what is asked."""
+    device, places = config.tiers.erase_device, config.tiers.cache_dir or ()
+    if device is None:
+        return
+    subject = f"tiers.erase_device (--erase-device) is {show(device)}"
+    if set(places) != {device}:
+        raise ConfigError(
+            f"{subject}, but {say(config, 'tiers.cache_dir')}: a device is named twice, so that "
+            "none is erased by mistake; give both options the same device, or leave this one out"
+        )
+    for path, wanted, why in (
+        ("io.layout", "arena", "a device has no files to put objects in; use --layout arena"),
+        ("tiers.keep_cache", False, "there are no files to keep; leave it out"),
+        ("run.clients", 1, "one process alone can claim a device; leave it out"),
+    ):
+        if value_at(config, path) != wanted:
+            raise ConfigError(f"{subject}, and {say(config, path)}: {why}")
+
+
 def _for_devices(config: Config) -> Iterator[tuple[str, bool, str]]:
     """Options that mean a device or files: how they are named, whether they were given, and why
     they mean nothing here."""
@@ -290,7 +310,7 @@ def _check_rag(config: Config) -> None:
 
 
 _CHECKS = (
-    _check_places, _check_not_yet, _check_cpcs, _check_limits, _check_tiers, _check_models,
-    _check_arrival, _check_trace, _check_qos, _check_scaling, _check_until, _check_lengths,
-    _check_prompts, _check_rag,
+    _check_places, _check_device, _check_not_yet, _check_cpcs, _check_limits, _check_tiers,
+    _check_models, _check_arrival, _check_trace, _check_qos, _check_scaling, _check_until,
+    _check_lengths, _check_prompts, _check_rag,
 )  # fmt: skip

@@ -24,6 +24,7 @@ def config_warnings(config: Config) -> list[str]:
     """Return one sentence for each thing that is allowed but may surprise."""
     return [
         *(_without_effect(config, each) for each in unread(config, _FACTS)),
+        *_device(config),
         *_admission(config),
         *_ranks(config),
         *_prompts(config),
@@ -48,6 +49,14 @@ def _reason(config: Config, why: Condition) -> str:
         return f", as {say(config, why.path)}"
     with_flag = (why.operator == "!") is not (option.default is True)
     return f" {'with' if with_flag else 'without'} {option.flag}"
+
+
+def _device(config: Config) -> Iterator[str]:
+    if config.tiers.erase_device is not None and not config.run.virtual_time:
+        yield (
+            f"{say(config, 'tiers.erase_device')}: what was on it is overwritten, and it is not "
+            "discarded, neither before nor after the run"
+        )
 
 
 def _admission(config: Config) -> Iterator[str]:

@@ -185,6 +185,12 @@ class TiersConfig:
         "if not given, a temporary directory; several (one on each drive) share the objects by key",
         flag="--cache-dir", metavar="DIR",
     )  # fmt: skip
+    erase_device: str | None = opt(
+        None, "Name the block device of cache_dir once more: the run writes to it without a file "
+              "system, and all that is on it is lost; needs layout arena. Refused where it is "
+              "mounted or in use, or has partitions or a file system",
+        flag="--erase-device", metavar="DEVICE",
+    )  # fmt: skip
     keep_cache: bool = opt(False, "Leave the cache files behind after the run", flag="--keep-cache")
     reclaim: str | None = opt(
         None, "Remove the cache files that runs of this host, known to be dead, left in the "

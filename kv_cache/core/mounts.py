@@ -5,6 +5,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+RAW_DEVICE = "raw device"
+"""In the place of a file system's type, where there is none."""
+
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs", "rootfs"})
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kv_cache.config.root import Config
+from kv_cache.config.root import Config, say
 from kv_cache.config.sections import FILES_BESIDE, OutputConfig
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.mpirank import MpiRank
@@ -41,6 +41,11 @@ def config_of_rank(
     shared ones, the seed plus the rank, and its share of the free space. `output` is its result, if
     that is not in a directory of results."""
     shared, tiers = config.output, config.tiers
+    if tiers.erase_device is not None:
+        raise ConfigError(
+            f"{say(config, 'tiers.erase_device')}, and this is {rank} of a job: one process alone "
+            "can claim a device; start one, or give the ranks a file system with --cache-dir"
+        )
     files: dict[str, Any] = {
         name: str(own_file(Path(shared_name), rank, together=together))
         for name in FILES_BESIDE

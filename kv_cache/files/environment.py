@@ -21,12 +21,17 @@ import psutil
 
 import kv_cache
 from kv_cache.bench.linux import usable_cpus
-from kv_cache.bench.path_checks import nearest_existing
+from kv_cache.bench.path_checks import (
+    device_bytes,
+    device_number,
+    is_block_device,
+    nearest_existing,
+)
 from kv_cache.bench.probes.stack import stack_of
 from kv_cache.bench.probes.throttles import Reads, as_limit, cpu_limit, io_limits
 from kv_cache.bench.procfs import cgroup_directories
 from kv_cache.core.errors import PlaceError
-from kv_cache.core.mounts import mount_of, parse_mounts
+from kv_cache.core.mounts import RAW_DEVICE, mount_of, parse_mounts
 from kv_cache.tiers.objects.place import ObjectPlace
 
 PACKAGES = ("numpy", "psutil", "PyYAML", "tqdm", "orjson", "msgspec")
@@ -305,8 +310,12 @@ def _variables() -> dict[str, str]:
 
 
 def filesystem(reader: Reader, cache_dir: Path) -> dict[str, Any]:
-    """Return the file system that `cache_dir` is on or will be created on."""
+    """Return the file system that `cache_dir` is on or will be created on; of a raw device, that
+    there is none."""
     facts: dict[str, Any] = dict.fromkeys(FILESYSTEM_KEYS)
+    if is_block_device(cache_dir):
+        size = device_bytes(cache_dir)
+        return facts | {"type": RAW_DEVICE, "source": str(cache_dir), "total_bytes": size}
     if not hasattr(os, "statvfs"):
         reader.note("filesystem", f"{sys.platform} has no statvfs")
         return facts
@@ -353,7 +362,7 @@ def results_place(cache: Sequence[Path | ObjectPlace], results: Path) -> dict[st
 
 def _device_behind(reader: Reader, cache_dir: Path) -> dict[str, Any]:
     try:
-        number = os.stat(nearest_existing(cache_dir)).st_dev
+        number = device_number(cache_dir)
     except (OSError, PlaceError) as err:
         reader.note("device", err)
         return dict.fromkeys(DEVICE_KEYS) | {"reason": str(err)}

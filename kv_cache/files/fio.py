@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import OpKind, Phase, Tier
+from kv_cache.core.mounts import RAW_DEVICE
 from kv_cache.core.units import (
     KIB,
     MIB,
@@ -140,6 +141,7 @@ class Twin(Struct, frozen=True, kw_only=True):
     cache_dirs: tuple[str, ...]
     mount_points: tuple[str | None, ...]  # of these
     device: str | None
+    raw_device: str | None = None  # in place of directories
     drives: int = 1  # directories that fio spreads its files over
 
     @property
@@ -199,6 +201,8 @@ def derive(document: Mapping[str, Any], file: Path) -> Twin:
     cpu_ns = run.kernel_counters.get("window", {}).get("process_cpu_ns")
     directories = value_at(run.config, "tiers.cache_dir")
     device = value_at(run.environment, "device.name")
+    on_device = value_at(run.environment, "filesystem.type") == RAW_DEVICE
+    node = value_at(run.environment, "filesystem.source")
     return Twin(
         result=file,
         window_s=run.window_s,
@@ -217,6 +221,7 @@ def derive(document: Mapping[str, Any], file: Path) -> Twin:
             for drive in list_at(run.environment, "drives")
         ),
         device=device if isinstance(device, str) else None,
+        raw_device=node if on_device and isinstance(node, str) else None,
     )
 
 
@@ -377,7 +382,7 @@ def _could_be_files(twin: Twin, side: Side) -> bool:
     page cache fio drops a file's pages only when it opens it. The files of one job cannot differ in
     size."""
     cached = side.kind is OpKind.READ and not side.direct
-    return (twin.files or cached) and len(side.sizes) == 1
+    return (twin.files or cached) and len(side.sizes) == 1 and twin.raw_device is None
 
 
 def _file_an_object(twin: Twin, side: Side) -> bool:
@@ -476,11 +481,22 @@ def _section(twin: Twin, side: Side, seconds: float, directories: Sequence[str])
             f"rw=rand{side.kind}{sequence}",
             "norandommap=1",
             f"blockalign={side.object_bytes if len(side.sizes) == 1 else PAGE_BYTES}",
-            f"filesize={extent.file_bytes}",
-            # With `directory` a file that is named would go to the first alone.
-            f"filename={_listed([str(Path(each, name)) for each in directories or ['']])}",
-            f"file_service_type=roundrobin:{side.calls}",  # all calls of an object to one file
         ]
+        if twin.raw_device is not None:
+            before = twin.sides[: twin.sides.index(side)]
+            offset = sum(_extent(twin, each, seconds).total_bytes for each in before)
+            lines += [
+                f"filename={_listed([twin.raw_device])}",
+                f"offset={offset}",
+                f"size={extent.file_bytes}",
+            ]
+        else:
+            lines += [
+                f"filesize={extent.file_bytes}",
+                # With `directory` a file that is named would go to the first alone.
+                f"filename={_listed([str(Path(each, name)) for each in directories or ['']])}",
+                f"file_service_type=roundrobin:{side.calls}",  # all calls of an object to one file
+            ]
         lines += [] if reads else ["overwrite=1"]
     return lines if reads else [*lines, *_durable(twin, side)]
 
@@ -555,6 +571,12 @@ def _unlike(twin: Twin) -> Iterable[str]:
         if side.other_engines:
             others = ", ".join(side.other_engines)
             yield f"some {side.kind}s of ours were {others}; all of fio's are {side.engine}"
+    if twin.raw_device is not None:
+        yield (
+            f"fio reads what is on {twin.raw_device}, however it came there, and its writes "
+            "overwrite it"
+        )
+        return
     yield (
         "fio's files hold no more than it can get through in its time, and were written in one "
         "pass before"
@@ -606,6 +628,7 @@ def export_job(
     """Write the job of a result, e.g. of `derive(document, path)`, to a file. Raises PlaceError if
     it holds something that is not ours to replace."""
     require_replaceable(path, HEADER, "--fio-export")
-    spread = replace(twin, drives=max(1, len(directories)))
+    raw_device = None if directories else twin.raw_device
+    spread = replace(twin, drives=max(1, len(directories)), raw_device=raw_device)
     data = job_text(spread, seconds, directories).encode()
     write_output(path, data, "--fio-export")

@@ -212,7 +212,7 @@ def short_text(value: object) -> str:
 
 # --- what else differs -----------------------------------------------------------------------
 
-_PLACES = ("tiers.cache_dir", "tiers.keep_cache", "tiers.reclaim")
+_PLACES = ("tiers.cache_dir", "tiers.erase_device", "tiers.keep_cache", "tiers.reclaim")
 _NOT_COMPARED = ("output.", "run.seed")
 _MACHINE = (
     *("hostname", "os.kernel", "os.release", "cpu.model", "cpu.logical_cores"),

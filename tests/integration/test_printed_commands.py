@@ -36,7 +36,8 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
     if "unshare failed" in done.stderr or "failed to setup loop device" in done.stderr:
         pytest.skip(f"no mounts of one's own here: {done.stderr.strip()[-200:]}")
     assert done.returncode == 0, done.stderr[-2000:]
-    (scratch / "image").unlink()
+    for name in ("image", "device"):
+        (scratch / name).unlink()
     rows: dict[str, list[dict[str, Any]]] = {page: [] for page in PAGES}
     for row in json.loads(report.read_text()):
         rows[row["page"]].append(row)

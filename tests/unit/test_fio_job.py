@@ -171,6 +171,18 @@ def test_an_arena_is_one_preallocated_file() -> None:
     assert made["writes"]["overwrite"] == "1"
 
 
+def test_a_raw_device_is_one_file_in_parts_of_its_own() -> None:
+    made = document([reads(1000), row("write", [MIB] * 9, [WRITE_MS] * 9)], layout="arena")
+    place = {"type": "raw device", "source": "/dev/nvme1n1"}
+    made["kv_cache"]["environment"]["filesystem"] = place
+    on_device = derive(made, FILE)
+    jobs = sections(job_text(on_device, 10))
+    assert {each["filename"] for each in (jobs["reads"], jobs["writes"])} == {"/dev/nvme1n1"}
+    assert (jobs["reads"]["offset"], jobs["reads"]["size"]) == ("0", str(32 * MIB))
+    assert jobs["writes"]["offset"] == str(32 * MIB)
+    assert any("its writes overwrite it" in text for text in on_device.unlike())
+
+
 def test_a_mix_of_sizes_goes_to_one_file_and_says_so() -> None:
     mixed = twin([row("read", [MIB, 3 * MIB] * 50, [READ_MS] * 100)], layout="file")
     made = sections(job_text(mixed, 10))

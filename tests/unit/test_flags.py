@@ -28,6 +28,7 @@ MAPPED = {
     "--cpu-mem-gb 4.5": ("tiers.cpu_mem_gib", 4.5),
     "--cache-dir /x": ("tiers.cache_dir", ("/x",)),
     "--cache-dir /x --cache-dir /y": ("tiers.cache_dir", ("/x", "/y")),
+    "--erase-device /x --cache-dir /x --layout arena": ("tiers.erase_device", "/x"),
     "--generation-mode none": ("run.generation_mode", "none"),
     "--performance-profile throughput": ("run.performance_profile", "throughput"),
     "--disable-multi-turn": ("workload.multi_turn", False),

@@ -415,6 +415,8 @@ def test_a_schedule_that_is_kept_passes() -> None:
 
 
 HARMLESS: Mapping[str, Mapping[str, Any]] = {
+    "a raw device has no mount whose barriers count": {
+        "stack.feet": [foot("disk", "raw device", "nvme1n1")], "engines.fsync": "object"},
     "counters are read when a busy machine lets the program": {
         "clock.counted_s": 32.0, "clock.cores": 8, "clock.core_s": 8 * 32.0},
     "others are busy and leave cores idle": {

@@ -44,6 +44,11 @@ def disk(*path: str, cached_by: tuple[str, ...] = ()) -> Foot:
 # --- followed ----------------------------------------------------------------------------------
 
 
+def test_a_raw_device_ends_where_it_does_below_a_file_system(tmp_path: Path) -> None:
+    found = below(recorded(tmp_path), "/dev/md0")
+    assert found.feet == tuple(disk("raw device", "md0", name) for name in ("nvme0n1", "nvme1n1"))
+
+
 def test_a_stripe_ends_on_each_of_its_drives(tmp_path: Path) -> None:
     found = below(recorded(tmp_path), "/m/md/kv")
     assert found.feet == tuple(disk("ext4 /m/md", "md0", name) for name in ("nvme0n1", "nvme1n1"))

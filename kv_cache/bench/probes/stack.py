@@ -1,4 +1,4 @@
-"""Where the bytes of a directory end: the file systems and devices below it, down to each foot.
+"""Where the bytes of a directory or raw device end: file systems and devices, down to each foot.
 
 A foot is a disk, memory, or something that this machine cannot look into. Followed are partitions,
 device mapper and md (their members), loop devices (their file and its file system), btrfs (its
@@ -22,7 +22,13 @@ from msgspec import Struct
 from kv_cache.bench.probes.link import controllers_of
 from kv_cache.bench.probes.network import is_here
 from kv_cache.bench.procfs import block_device, text_of
-from kv_cache.core.mounts import MEMORY_FILESYSTEMS, Mount, mount_of, parse_mounts
+from kv_cache.core.mounts import (
+    MEMORY_FILESYSTEMS,
+    RAW_DEVICE,
+    Mount,
+    mount_of,
+    parse_mounts,
+)
 
 _MOST_LEVELS = 24  # of one way down: a path of another mount namespace can lead in circles
 _MEMORY_DEVICES = {
@@ -109,10 +115,10 @@ def stack_of(
     *,
     here: Callable[[str], bool | None] = is_here,
 ) -> Stack:
-    """Return the stack below these directories, or where they will be made. `root` is where /proc
-    and /sys are; `here` says whether a URL's host is this machine."""
+    """Return the stack below these directories, or where they will be made, or of raw devices.
+    `root` is where /proc and /sys are; `here` says whether a URL's host is this machine."""
     walk = _Walk(root, here)
-    feet = [foot for directory in directories for foot in walk.file(directory, _Trail((), ()))]
+    feet = [foot for directory in directories for foot in walk.place(directory)]
     return Stack(
         feet=tuple(dict.fromkeys(feet)),
         devices=frozenset(walk.devices),
@@ -156,6 +162,11 @@ class _Walk:
         self.uncounted: list[str] = []
 
     # --- files ---------------------------------------------------------------------------------
+
+    def place(self, path: Path) -> Iterator[Foot]:
+        """Yield feet of a directory or, if it is a block device, of that."""
+        node, trail = self._node(str(path)), _Trail((), ())
+        return self.file(path, trail) if node is None else self.device(node, trail.down(RAW_DEVICE))
 
     def file(self, path: Path, trail: _Trail) -> Iterator[Foot]:
         """Yield feet of the file system that holds `path`."""

@@ -6,6 +6,7 @@ network or overlay has no block device, and V1 and V5 say so.
 
 from collections.abc import Iterator, Sequence
 
+from kv_cache.core.mounts import RAW_DEVICE
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, nothing, suspect, unknown, well
@@ -104,6 +105,10 @@ def durability(e: Evidence, t: Thresholds) -> Iterator[Look]:
             f"--fsync {fsync} was asked for, but {', '.join(mounts)} is mounted without barriers: "
             "an fsync returns before the drive's write cache is flushed, so it is not known "
             "whether anything was durable; mount it with barriers, or use --fsync never"
+        )
+    elif all((foot.words("path") or [""])[0] == RAW_DEVICE for foot in e.rows("stack.feet") or ()):
+        yield well(
+            "an fsync of a raw device waits for its write cache, and no file system is above"
         )
     else:
         yield well("every file system of the stack waits for the drive's write cache at an fsync")

@@ -36,7 +36,8 @@ def open_storage(
 
     `write_engine` (the reads' where it is None) for connectors that write otherwise than they
     read. `rename`: files of layout `file` are written under a temporary name. `arena_files` are
-    existing files that the arena uses instead of new ones. Raises PlaceError.
+    existing files or block devices that the arena uses instead of new files; of a device, `root`
+    is its node. Raises PlaceError.
     """
     try:
         reader, note = choose_engine(engine, root)

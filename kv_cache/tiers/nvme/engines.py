@@ -10,6 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +49,11 @@ class Engine(Protocol):
     writes_need_space: bool  # a store into a hole of a full disk would be a SIGBUS, not an error
 
     def region(self, span: Span, *, writable: bool) -> Region: ...
+
+
+def size_of(fd: int) -> int:
+    """Return the size of an open file or block device, of which stat(2) says 0."""
+    return os.lseek(fd, 0, os.SEEK_END)
 
 
 class _PreadRegion:
@@ -124,6 +130,7 @@ class _MmapRegion:
     """
 
     def __init__(self, span: Span, *, writable: bool) -> None:
+        self._fd = span.fd
         self._skip = span.offset % mmap.ALLOCATIONGRANULARITY
         self._end = span.offset + span.length
         begin = span.offset - self._skip
@@ -145,7 +152,7 @@ class _MmapRegion:
 
     def _populate(self, offset: int, nbytes: int, advice: int) -> None:
         """Have these pages in memory, or an error."""
-        if self._map.size() < self._end:  # the file's size now
+        if size_of(self._fd) < self._end:
             raise StoreError("truncated", "the file ends before its object does")
         at = self._skip + offset
         slack = at % mmap.PAGESIZE
@@ -225,13 +232,17 @@ def _drop(span: Span) -> None:
 
 
 def _direct_refused(directory: Path) -> str | None:
-    shard = directory / "00"  # where objects are, so that a kill here leaves nothing foreign
-    shard.mkdir(exist_ok=True)
-    path = shard / "direct-probe.kv"
+    """Try a page in a new file, or at the beginning of a block device."""
+    raw, path = stat.S_ISBLK(os.stat(directory).st_mode), directory
+    if not raw:
+        shard = directory / "00"  # where objects are, so that a kill here leaves nothing foreign
+        shard.mkdir(exist_ok=True)
+        path = shard / "direct-probe.kv"
     page, back = aligned_bytes(PAGE_BYTES), aligned_bytes(PAGE_BYTES)
     page[:] = 0x5A
     try:
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | _DIRECT | os.O_CLOEXEC, 0o600)
+        new = 0 if raw else os.O_CREAT | os.O_EXCL
+        fd = os.open(path, new | os.O_RDWR | _DIRECT | os.O_CLOEXEC, 0o600)
         try:
             region = _PreadRegion(Span(fd, 0, PAGE_BYTES))
             region.write(0, page.data)
@@ -248,5 +259,6 @@ def _direct_refused(directory: Path) -> str | None:
     except StoreError as error:
         return error.reason
     finally:
-        path.unlink(missing_ok=True)  # where O_DIRECT is refused, Linux has made the file already
+        if not raw:  # where O_DIRECT is refused, Linux has made the file already
+            path.unlink(missing_ok=True)
     return None if np.array_equal(page, back) else "wrong data came back"

@@ -24,6 +24,7 @@ from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers.base import NEW_MODE, Names, Span, Steps, reason_of
 from kv_cache.tiers.extents import Extent, Extents
+from kv_cache.tiers.nvme.engines import size_of
 
 SHARDS = 256
 BUCKET_BYTES = 256 * MIB
@@ -215,8 +216,8 @@ class Arena:
         self, root: Path, capacity: int, flags: Iterable[int], files: Sequence[Path] | None = None
     ) -> None:
         """`flags` are those of all engines that will use it: each moves its bytes through
-        descriptors of its own. `files`, which exist and are large enough together, take the place
-        of new ones."""
+        descriptors of its own. `files` (or block devices), which exist and are large enough
+        together, take the place of new ones."""
         if files is None:
             count = max(1, min(ARENA_FILES, capacity // BUCKET_BYTES))
             names = [_name(i, ".arena") for i in range(count)]
@@ -509,7 +510,7 @@ def _allocated(layout: Layout, ref: CopyRef, spans: Spans, steps: Steps) -> Span
 
 
 def require_size(span: Span) -> None:
-    size = os.fstat(span.fd).st_size
+    size = size_of(span.fd)
     if size < span.offset + span.length:
         raise StoreError(
             "truncated", f"{size} bytes are there of {span.offset + span.length}"
