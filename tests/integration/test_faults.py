@@ -31,6 +31,7 @@ from benchmarks.devices import (
     throttled_directory,
     why_not,
 )
+from kv_cache.bench.batches import BatchMover
 from kv_cache.bench.run import open_run
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import OpKind, Tier
@@ -38,6 +39,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
 from kv_cache.tiers.base import Capability, Sink, Store, Tap
 from kv_cache.tiers.buffers import Buffer
+from kv_cache.tiers.native import Does, library
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import MISMATCH, Payload
 from tests.cli import LIGHT, SMALL, finish, prepare, run, start, worker_of
@@ -47,6 +49,7 @@ from tests.stores import mounted
 from tests.wrappers import FLIP, LOST, SWAPPED, TORN, Fault, Faulty, Stall
 
 LAYOUTS = ("file", "arena", "bucket")
+WAYS = ("python", "native")
 SEED = 3  # of `SMALL`
 _MAIN = threading.main_thread()
 CHECKED = [*SMALL, "--output=R.json", "--verify=full"]
@@ -67,14 +70,15 @@ class Watch:
     def __call__(self, store: Store) -> Store:
         return store if store.tier is not Tier.NVME else _WatchedStore(store, self)
 
-    def see(self, ref: CopyRef, offset: int, data: memoryview) -> None:
+    def see(self, ref: CopyRef, offset: int, data: memoryview) -> bool:
         if threading.current_thread().name == "storage":
-            return  # not for a request: the sample at the end (`bench/stillness`)
+            return True  # not for a request: the sample at the end (`bench/stillness`)
         buffer = Buffer(np.frombuffer(data, np.uint8))
         right = self.payload.matches(buffer, ref, offset, len(data), full=True)
         with self.lock:
             self.right += right
             self.wrong += not right
+        return right
 
 
 class _WatchedStore:
@@ -97,6 +101,26 @@ class _WatchedStore:
 
         tap.read = watched  # type: ignore[method-assign]
         return tap
+
+
+def watch_natively(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """See what native reads have brought into their buffers, when they have verified it."""
+    move = BatchMover._move
+
+    def watched(
+        self: BatchMover, chunks: Any, buffer: Buffer, does: Does, *, how: Capability
+    ) -> None:
+        seen = [chunk for chunk in chunks if chunk.of.error is None and not does & Does.WRITE]
+        move(self, chunks, buffer, does, how=how)
+        wrong: set[CopyRef] = set()
+        for of, offset, nbytes, page in seen:
+            if of.ref in wrong or (of.error is not None and of.error.reason != MISMATCH):
+                continue  # it has not been read
+            data = buffer.view[page * PAGE_BYTES : page * PAGE_BYTES + nbytes]
+            if not watch.see(of.ref, offset, data):
+                wrong.add(of.ref)
+
+    monkeypatch.setattr(BatchMover, "_move", watched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +156,11 @@ def watched_run(
     cache: Path = Path("cache"),
     fault: Fault = lambda kind, ref: None,
     meanwhile: Callable[[Path, threading.Event], None] | None = None,
+    native: bool = False,
 ) -> Told:
-    """Run in this process. `meanwhile` is called with the cache directory when the run has loaded
-    something from there, and returns when the event is set at the latest."""
+    """Run in this process; `native`: by the native transfers, without `fault`. `meanwhile` is called
+    with the cache directory when the run has loaded something from there, and returns when the
+    event is set at the latest."""
     prepare(directory)
     monkeypatch.chdir(directory)
     watch, ended = Watch(), threading.Event()
@@ -142,7 +168,10 @@ def watched_run(
     def wrap(store: Store) -> Store:
         return watch(Faulty(store, fault) if store.tier is Tier.NVME else store)
 
-    monkeypatch.setattr(command, "open_run", functools.partial(open_run, wrap=wrap))
+    if native:
+        watch_natively(watch, monkeypatch)
+    else:
+        monkeypatch.setattr(command, "open_run", functools.partial(open_run, wrap=wrap))
 
     def wait_and_act() -> None:
         assert meanwhile is not None
@@ -161,6 +190,7 @@ def watched_run(
         if meanwhile is not None:
             other.join()
     own = json.loads(Path("R.json").read_bytes())["kv_cache"]
+    assert not native or own["tiers"]["storage"]["store"]["data_path"] == "native"
     assert not list(cache.glob("kv-cache-run-*"))
     return Told(code, own, watch)
 
@@ -182,6 +212,8 @@ def objects(cache: Path) -> list[Path]:
 
 
 EACH_LAYOUT = {layout: (layout,) for layout in LAYOUTS}
+EACH_WAY = {f"{layout}-{way}": (layout, way == "native") for layout in LAYOUTS for way in WAYS}
+needs_native = pytest.mark.skipif(isinstance(library(), str), reason=str(library()))
 
 
 @pytest.mark.parametrize("layout", by_day(EACH_LAYOUT, ["file"]))
@@ -338,14 +370,15 @@ class Harm:
         return min(at, size - PAGE_BYTES)
 
 
-@pytest.mark.parametrize("layout", by_day(EACH_LAYOUT, ["bucket"]))
+@needs_native
+@pytest.mark.parametrize(("layout", "native"), by_day(EACH_WAY, ["bucket-python", "file-native"]))
 def test_files_that_are_changed_cut_or_removed_are_found_and_told(
-    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harm = Harm(layout)
     told = watched_run(
         tmp_path, monkeypatch, "--duration=4", f"--layout={layout}", "--cpu-mem-gb=0",
-        "--storage-capacity-gb=0.15", meanwhile=harm,
+        "--storage-capacity-gb=0.15", meanwhile=harm, native=native,
     )  # fmt: skip
     told.assert_nothing_wrong_was_served()
     assert told.watch.wrong > 0
@@ -381,11 +414,14 @@ needs_devices = pytest.mark.skipif(NO_DEVICES is not None, reason=NO_DEVICES or 
 
 @needs_devices
 @pytest.mark.root
+@needs_native
 @pytest.mark.parametrize(
-    ("layout", "engine"), [("file", "direct"), ("arena", "uring"), ("bucket", "mmap")]
-)
+    ("layout", "engine", "native"),
+    [("file", "direct", False), ("arena", "uring", False), ("bucket", "mmap", False),
+     ("file", "direct", True), ("arena", "direct", True), ("arena", "uring", True)],
+)  # fmt: skip
 def test_a_device_that_fails_for_a_while_is_told_and_the_run_goes_on(
-    layout: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, engine: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if engine == "uring" and uring.uring_missing() is not None:
         pytest.skip(str(uring.uring_missing()))
@@ -399,7 +435,7 @@ def test_a_device_that_fails_for_a_while_is_told_and_the_run_goes_on(
         told = watched_run(
             tmp_path, monkeypatch, "--duration=2.2",
             f"--layout={layout}", f"--io-engine={engine}", "--cpu-mem-gb=0", "--fsync=object",
-            "--storage-capacity-gb=0.1", meanwhile=break_and_mend, cache=faults.path,
+            "--storage-capacity-gb=0.1", meanwhile=break_and_mend, cache=faults.path, native=native,
         )  # fmt: skip
         told.assert_nothing_wrong_was_served()
         assert {reason for _, reason in told.reasons} <= {"io-error", MISMATCH}
@@ -460,9 +496,10 @@ NO_LOOPS = why_not(LOOP_TOOLS)
 
 @pytest.mark.skipif(NO_LOOPS is not None, reason=NO_LOOPS or "loop devices are there")
 @pytest.mark.root
-@pytest.mark.parametrize("layout", by_day(EACH_LAYOUT, ["arena"]))
+@needs_native
+@pytest.mark.parametrize(("layout", "native"), by_day(EACH_WAY, ["arena-python", "file-native"]))
 def test_a_disk_that_somebody_fills_is_told_by_who_needs_it(
-    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everybody but the arena, whose space was allocated when the run began."""
     with ram_directory(0.15) as disk:
@@ -478,6 +515,7 @@ def test_a_disk_that_somebody_fills_is_told_by_who_needs_it(
         told = watched_run(
             tmp_path, monkeypatch, "--duration=3", f"--layout={layout}",
             "--storage-capacity-gb=0.1", "--cpu-mem-gb=0", meanwhile=fill, cache=disk,
+            native=native,
         )  # fmt: skip
         told.assert_nothing_wrong_was_served()
         assert told.watch.wrong == 0
