@@ -158,7 +158,7 @@ def watched_run(
     meanwhile: Callable[[Path, threading.Event], None] | None = None,
     native: bool = False,
 ) -> Told:
-    """Run in this process; `native`: by the native transfers, without `fault`. `meanwhile` is called
+    """Run in this process; `native`: by native transfers, without `fault`. `meanwhile` is called
     with the cache directory when the run has loaded something from there, and returns when the
     event is set at the latest."""
     prepare(directory)
