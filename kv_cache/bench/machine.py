@@ -24,14 +24,18 @@ from kv_cache.bench.transfer import Mover, Verify, native_batches
 from kv_cache.bench.witness import Witness
 from kv_cache.config.build import BACKGROUND_THREADS, workers
 from kv_cache.config.root import Config
+from kv_cache.core.kinds import Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB
+from kv_cache.tiers.base import Capability
 from kv_cache.tiers.gpu import GpuStore
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import Payload
 
 if TYPE_CHECKING:
     from kv_cache.bench.tracing import Tracer
+
+_NATIVE_INSTANTS = Capability.POSITIONAL | Capability.WHOLE
 
 
 class RunMachine(Struct, frozen=True):
@@ -74,6 +78,7 @@ def open_machine(
         siblings=() if hooks.together is None else hooks.together.siblings,
         servers=directories.servers,
         pulse=answers.pulse,
+        native=_NATIVE_INSTANTS in stores.by_tier[Tier.NVME].capabilities,
     )
     devices = [device for path in objects if (device := device_of(path)) is not None]
     tracer = _open_tracer(devices, opening.closing) if config.monitor.latency_tracing else None

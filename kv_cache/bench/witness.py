@@ -36,6 +36,7 @@ from kv_cache.core.units import PAGE_BYTES, ns_to_s
 from kv_cache.metrics.gaps import find_gaps, gap_rows
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import aligned_bytes
+from kv_cache.tiers.native import library
 
 _SETTLE_STEP_S = 0.05
 
@@ -52,10 +53,12 @@ class Witness:
         siblings: Sequence[int] = (),
         servers: Sequence[str] = (),
         pulse: StoreCalls | None = None,
+        native: bool = False,
     ) -> None:
         """`siblings` are processes that belong to us, as other ranks of one run do: what they move
         counts as ours. `servers`: the URLs of object stores, if storage is not a directory.
-        `pulse` knows the calls of the stores."""
+        `pulse` knows the calls of the stores. `native`: their instants are taken in native
+        code."""
         self._config = config
         self._siblings = tuple(siblings)
         self._server_here = any(is_here(s) is not False for s in servers) if servers else None
@@ -66,7 +69,8 @@ class Witness:
         self._devices = tuple(dict.fromkeys(device for device in devices if device is not None))
         self._stack = stack_of(directories)
         self.page_cache = PageCacheSampler(config.sample_every)
-        self._canary = LagCanary()
+        loaded = library() if native else ""
+        self._canary = LagCanary(native=None if isinstance(loaded, str) else loaded)
         self._pulse = pulse or StoreCalls()
         accounted = self._devices if self._accounted else ()
         self._still = CounterWatch(clock, self._stack.disks or accounted)
@@ -222,7 +226,7 @@ class Witness:
             },
             "payload": dict(self._payload),
             "link": {"bytes_per_second": link[0], "source": link[1]},
-            "lag": in_ms(self._lags),
+            "lag": {**in_ms(self._lags), "harness_lag_of": self._canary.of},
             "cpu_users": to_builtins(self._cpu_users),
             "settle_s": self._settled_s,
             "server_here": self._server_here,

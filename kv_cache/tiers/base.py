@@ -42,6 +42,7 @@ class Capability(Flag):
     POSITIONAL = auto()  # positional calls may move them, to and from the spans of taps and sinks
     AT_ONCE = auto()  # and those of a batch, in one call, at the same time
     RINGS = auto()  # through an io_uring
+    WHOLE = auto()  # positional calls are all that an operation needs, but for those of `names`
     NAMED = auto()  # a file an object: it is a `NamedStore`
 
 

@@ -9,6 +9,7 @@ import pytest
 from kv_cache.bench.probes.lag import LagCanary, in_ms, wake_up
 from kv_cache.core.units import NS_PER_MS
 from kv_cache.metrics.histogram import Histogram
+from kv_cache.tiers import native
 
 
 def wait_until_measured(canary: LagCanary) -> Histogram:
@@ -87,3 +88,31 @@ def test_the_evidence_is_in_milliseconds_and_null_without_values() -> None:
         "harness_lag_p99_ms": 2.0,
         "harness_lag_max_ms": 2.0,
     }
+
+
+def test_native_instants_do_not_wait_for_the_interpreter() -> None:
+    """While one call holds the lock, native code wakes up as ever."""
+    loaded = native.library()
+    if isinstance(loaded, str):
+        pytest.skip(loaded)
+    with LagCanary(NS_PER_MS, loaded) as canary:
+        wait_until_measured(canary)
+        start_ns = time.monotonic_ns()
+        while time.monotonic_ns() - start_ns < 500 * NS_PER_MS:
+            held_ns = time.monotonic_ns()
+            pow(7, 1_000_000)
+            held_ns = time.monotonic_ns() - held_ns
+    lags = canary.mark()
+    assert lags.at_rank(50) is not None
+    assert (lags.at_rank(50) or 0) < held_ns / 2
+    assert canary.of == "native"
+
+
+def test_native_instants_that_a_stall_passed_count_each() -> None:
+    loaded = native.library()
+    if isinstance(loaded, str):
+        pytest.skip(loaded)
+    lags = native.wake_up(loaded, 100, 500)  # shorter than any sleep
+    assert len(lags) == 500
+    assert min(lags) >= 0
+    assert sum(earlier - later == 100 for earlier, later in pairwise(lags)) > 250

@@ -83,7 +83,8 @@ def test_a_run_without_a_window_has_all_evidence_there_can_be(
     evidence = ended(begun(made, tmp_path))
     assert evidence["page_cache"]["sampled_objects"] == 0
     assert evidence["payload"] == {}
-    assert evidence["lag"].keys() == {f"harness_lag_{n}_ms" for n in ("p50", "p99", "max")}
+    names = {f"harness_lag_{n}_ms" for n in ("p50", "p99", "max")}
+    assert evidence["lag"].keys() == {*names, "harness_lag_of"}
     assert evidence["clock"]["wall_s"] == pytest.approx(evidence["clock"]["monotonic_s"], abs=0.5)
     assert evidence["cores"] > 0
     assert evidence["foreign"]["processes"] == []

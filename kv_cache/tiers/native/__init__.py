@@ -219,6 +219,14 @@ class Transfers:
         return ring
 
 
+def wake_up(loaded: ctypes.CDLL, interval_ns: int, count: int) -> list[int]:
+    """Return by how much so many instants were missed, `interval_ns` apart, by a thread that has no
+    business with the interpreter meanwhile."""
+    late_ns = (ctypes.c_int64 * count)()
+    loaded.kv_wake_up(interval_ns, count, late_ns)
+    return list(late_ns)
+
+
 @functools.cache
 def library() -> ctypes.CDLL | str:
     """Return the library, or why there is none."""
@@ -231,6 +239,7 @@ def library() -> ctypes.CDLL | str:
         return f"{path.name} cannot be loaded ({error})"
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     loaded.kv_transfer.argtypes = (pointer, number, pointer, pointer)
+    loaded.kv_wake_up.argtypes = (number, number, pointer)
     loaded.kv_transfer_by_crew.argtypes = (pointer, pointer, number, pointer, pointer)
     loaded.kv_transfer_many.argtypes = (pointer, pointer, number, number, pointer, pointer)
     return loaded

@@ -182,6 +182,18 @@ void kv_transfer(struct piece *pieces, int64_t count, const int32_t *abort, cons
   }
 }
 
+/* Wake up every `interval_ns` and note by how much that was too late, `count` times in all. Instants
+ * that passed during one long delay count each with their own. */
+void kv_wake_up(int64_t interval_ns, int64_t count, int64_t *late_ns) {
+  int64_t due_ns = now_ns() + interval_ns;
+  for (int64_t i = 0; i < count;) {
+    struct timespec until = {due_ns / 1000000000, due_ns % 1000000000};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) continue;
+    for (int64_t now = now_ns(); i < count && due_ns <= now; due_ns += interval_ns)
+      late_ns[i++] = now - due_ns;
+  }
+}
+
 /* --- a crew -------------------------------------------------------------------------------- */
 
 /* Objects of a table that nobody works at yet. */

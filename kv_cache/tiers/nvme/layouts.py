@@ -46,7 +46,7 @@ class Layout(Protocol):
 
     name: str
     removal: str
-    at_once: bool  # no call of Python's is needed to find, make or close an object
+    whole: bool  # no call of the system is needed to find, make or close an object
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans: ...
 
@@ -129,7 +129,7 @@ class FilePerObject:
 
     name = "file"
     removal = "unlink"
-    at_once = True
+    whole = False
 
     def __init__(self, root: Path, *, rename: bool = True) -> None:
         self._rename = rename
@@ -210,7 +210,7 @@ class Arena:
 
     name = "arena"
     removal = "free"
-    at_once = True
+    whole = True
 
     def __init__(
         self, root: Path, capacity: int, flags: Iterable[int], files: Sequence[Path] | None = None
@@ -327,7 +327,7 @@ class Buckets:
 
     name = "bucket"
     removal = "punch"
-    at_once = False
+    whole = False
 
     def __init__(self, root: Path) -> None:
         self._lock = threading.Lock()

@@ -94,12 +94,13 @@ class NvmeStore:
         if fsync == "object":
             self.capabilities |= Capability.DURABLE
         self._files = layout if isinstance(layout, FilePerObject) else None
-        if Capability.POSITIONAL in self.capabilities and not self._uses_rings:
-            if self._files is not None:
+        if Capability.POSITIONAL in self.capabilities:
+            if self._files is not None and not self._uses_rings:
                 self.capabilities |= Capability.NAMED
-            # Where a call of Python's belongs to each object, its threads make them side by side.
-            if fsync != ("object" if self._files is None else "batch") and layout.at_once:
-                self.capabilities |= Capability.AT_ONCE
+            named = Capability.NAMED in self.capabilities
+            if (layout.whole and fsync != "object") or (named and fsync != "batch"):
+                # Else a call of Python's belongs to each object, and its threads make them.
+                self.capabilities |= Capability.AT_ONCE | Capability.WHOLE
 
     def create(self, ref: CopyRef) -> Sink:
         return _FileSink(ref, self._layout, self._writer, self._syncer)
