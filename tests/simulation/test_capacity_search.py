@@ -41,6 +41,7 @@ def test_intervals_hold_the_limit_at_all_service_times() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1_800)
 def test_over_100_seeds_a_cell_intervals_hold_the_limit_as_often_as_they_say() -> None:
     counts = held(CELLS, range(100))
     assert sum(counts.values()) >= 0.935 * 1600, counts
