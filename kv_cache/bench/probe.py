@@ -481,8 +481,10 @@ class StorageProbe:
         done, in order, and the reasons of what failed."""
         done: list[list[Leg]] = [[] for _ in range(threads)]
         errors: list[str] = []
+        gate = threading.Barrier(threads)  # or the first may have used all up before the last
 
         def work(thread: int) -> None:
+            gate.wait()
             number = 0
             while not self._stop.is_set() and not errors:
                 op = job(thread, number)
