@@ -92,10 +92,11 @@ def why_not(tools: Sequence[str]) -> str | None:
 
 
 @contextmanager
-def ram_directory(gib: float) -> Iterator[Path]:
-    """A directory that moves several GB/s: what is measured there is the client."""
+def ram_directory(gib: float, *, sector_bytes: int = 512) -> Iterator[Path]:
+    """A directory that moves several GB/s: what is measured there is the client. `sector_bytes` is
+    the least that its device moves."""
     with _work(gib, LOOP_TOOLS) as work:
-        yield _file_system(work, work / "back.img")
+        yield _file_system(work, work / "back.img", sector_bytes=sector_bytes)
 
 
 @contextmanager
@@ -272,13 +273,16 @@ def _network_block_device(work: Path, filters: Sequence[str], options: Sequence[
     return point / "nbd"
 
 
-def _file_system(work: Path, block: Path, loop_direct: bool = True) -> Path:
+def _file_system(
+    work: Path, block: Path, loop_direct: bool = True, *, sector_bytes: int = 512
+) -> Path:
     """ext4 on a loop device on `block`. No journal and no lazy initialisation: nothing but what is
     measured moves bytes there."""
     point = work / "fs"
     point.mkdir()
     direct = f"--direct-io={'on' if loop_direct else 'off'}"
-    made = _run("losetup", direct, "--show", "--find", str(block))
+    sector = f"--sector-size={sector_bytes}"
+    made = _run("losetup", direct, sector, "--show", "--find", str(block))
     loop = made.stdout.strip()
     _run(
         "mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard",

@@ -64,7 +64,11 @@ def alone(groups: int) -> Iterator[Figure]:
     )  # fmt: skip
     for seen in io_path.measure("ram", plan):
         wanted = ALONE[seen.case.block // 1024][(1, 4, 16).index(seen.case.concurrency)]
-        yield _figure("alone", seen.name, wanted, [group.rate_ratio for group in seen.groups])
+        each = seen.ours(lambda unit: unit.cpu_s_per_gib).median * seen.case.block / GIB
+        fio = seen.fio(lambda unit: unit.cpu_s_per_gib).median * seen.case.block / GIB
+        cost = f"; {1e6 * each:.0f} (fio {1e6 * fio:.0f}) us of CPU an operation"
+        ratios = [group.rate_ratio for group in seen.groups]
+        yield _figure("alone", seen.name, wanted, ratios, cost)
 
 
 def whole(groups: int, seconds: float, layout: str) -> Iterator[Figure]:
@@ -80,13 +84,14 @@ def whole(groups: int, seconds: float, layout: str) -> Iterator[Figure]:
                 second = _run(place, device, [*flags, f"--layout={layout}"], seconds)
                 ours = [first["rate"], second["rate"]]
                 ratios.append(math.sqrt(math.prod(ours) / math.prod(fio)))
-                cpu += [first["cpu_s"] / seconds, second["cpu_s"] / seconds]
+                cpu += [each["cpu_s"] * each["object_bytes"] / each["rate"] / seconds
+                        for each in (first, second)]  # fmt: skip
                 print(
                     name, layout, *(f"{rate / GIB:.2f}" for rate in (*ours, *fio)), second["named"]
                 )
                 sys.stdout.flush()
-        cores = f"; {percentile(cpu, 50):.2f} cores"
-        yield _figure("whole", f"{name}, {layout}", wanted, ratios, cores)
+        cost = f"; {1e6 * percentile(cpu, 50):.0f} us of CPU an operation"
+        yield _figure("whole", f"{name}, {layout}", wanted, ratios, cost)
 
 
 def _figure(
@@ -117,7 +122,9 @@ def _run(place: Path, device: Path, flags: Sequence[str], seconds: float) -> dic
     own = json.loads((place / "R.json").read_text())["kv_cache"]
     storage = own["tiers"]["storage"]
     rules = own["passport"]["rules"]
+    moved = [storage[kind]["object_bytes"] for kind in ("read", "write")]
     return {
+        "object_bytes": sum(one["sum"] for one in moved) / sum(one["objects"] for one in moved),
         "rate": sum(storage[kind]["bytes_per_second"] for kind in ("read", "write")),
         "cpu_s": own["kernel_counters"]["window"]["process_cpu_ns"] / 1e9,
         "named": [row["rule"] for row in rules if row["status"] in ("suspect", "invalid")],

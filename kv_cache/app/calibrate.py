@@ -56,7 +56,7 @@ class CalibrateOptions(DriveOptions):
     """Which parts of a machine are measured, and what is known of the others."""
 
     layout: str = same_option(DriveOptions, "layout", "file")
-    sizes_mib: tuple[float, ...] = same_option(DriveOptions, "sizes_mib", (0.25, 2.0, 8.0, 32.0))
+    sizes: tuple[str, ...] = same_option(DriveOptions, "sizes", ("256KiB", "2MiB", "8MiB", "32MiB"))
     concurrency: tuple[int, ...] = same_option(DriveOptions, "concurrency", (1, 2, 4, 8, 16, 32))
     read_shares: tuple[float, ...] = same_option(DriveOptions, "read_shares", (0.25, 0.5, 0.75))
     seconds: float = same_option(DriveOptions, "seconds", 150.0)

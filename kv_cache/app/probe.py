@@ -20,23 +20,27 @@ from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.path_checks import check_cache_dir, nearest_existing
-from kv_cache.bench.probe import BUFFER_BYTES, Probed, ProbePlan, StorageProbe, objects_needed
+from kv_cache.bench.probe import BUFFER_BYTES, Probed, ProbePlan, StorageProbe
+from kv_cache.bench.probe_cells import objects_needed
+from kv_cache.bench.probe_native import NATIVE_BYTES
 from kv_cache.bench.progress import SILENT, Bar, Progress
 from kv_cache.bench.stillness import ANSWER_S, answered
 from kv_cache.config.profile import HEADER, Cell, Profile, profile_text
-from kv_cache.config.schema import opt, same_option
+from kv_cache.config.schema import number_with_unit, opt, same_option, show
 from kv_cache.config.sections import TiersConfig
 from kv_cache.core.errors import ConfigError, NoAnswerError, PlaceError
 from kv_cache.core.exits import Exit
-from kv_cache.core.units import GIB, MIB, PAGE_BYTES, human_bytes
+from kv_cache.core.units import GIB, MIB, PAGE_BYTES, SECTOR_BYTES, human_bytes
 from kv_cache.files.environment import Reader, captured, filesystem
 from kv_cache.files.keep import Kept, keep
 from kv_cache.files.reading import require_replaceable
 from kv_cache.metrics.passport import findings_below
+from kv_cache.tiers import native
 from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.tiers.objects import is_object_url
 
 _DEFAULT_GIB = 6.0
+_LEAST_BYTES, _MOST_BYTES = SECTOR_BYTES, GIB  # of an object
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 _FILL_SHARE = 0.9  # of the free space, at most
 _ENOUGH = 0.05  # a difference that is worth a note
@@ -68,9 +72,14 @@ class DriveOptions:
     fsync: str = opt(
         "never", "When a write is waited for, as run --fsync", choices=FSYNC, flag="--fsync"
     )
-    sizes_mib: tuple[float, ...] = opt(
-        (0.25, 2.0, 8.0, 32.0, 80.0), "Object sizes", unit="MiB", low=1 / 256, high=1024,
-        flag="--sizes-mib", metavar="LIST",
+    sizes: tuple[str, ...] = opt(
+        ("256KiB", "2MiB", "8MiB", "32MiB", "80MiB"),
+        "Object sizes, 512 to 1GiB each, as 512,4KiB,2MiB; without a unit they are bytes",
+        flag="--sizes", metavar="LIST",
+    )  # fmt: skip
+    sizes_mib: tuple[float, ...] | None = opt(
+        None, "The former name of --sizes, in MiB", unit="MiB", low=_LEAST_BYTES / MIB,
+        high=_MOST_BYTES / MIB, flag="--sizes-mib", metavar="LIST", rare=True,
     )  # fmt: skip
     concurrency: tuple[int, ...] = opt(
         (1, 4, 16), "Operations in flight; 1 is always measured", low=1, high=256,
@@ -155,8 +164,9 @@ def checked_plan(options: DriveOptions, directory: Path) -> ProbePlan:
             f"cache directory {directory}: it is in memory ({kind}), where no device accounts for "
             "what is moved; name a directory on the device to be measured"
         )
+    library = native.library()
     plan = ProbePlan(
-        sizes=tuple(sorted({_page_bytes(size) for size in options.sizes_mib})),
+        sizes=_sizes(options),
         concurrencies=tuple(sorted({1, *options.concurrency})),
         data_bytes=_data_bytes(options.size_gib, directory, options.reclaim),
         seconds=options.seconds,
@@ -164,24 +174,59 @@ def checked_plan(options: DriveOptions, directory: Path) -> ProbePlan:
         reclaim=options.reclaim,
         fsync=options.fsync,
         shares=tuple(sorted(set(options.read_shares))),
+        native=not isinstance(library, str),
     )
+    for nbytes in plan.sizes:
+        if nbytes % PAGE_BYTES and not plan.in_native_code(nbytes):
+            why = "with --layout arena and --fsync never alone" if plan.native else library
+            raise ConfigError(
+                f"--sizes: objects of {nbytes} B, which are not whole pages of 4 KiB, are measured "
+                f"by native code ({why}); give multiples of 4 KiB, or change that"
+            )
     smallest = objects_needed(1) * max(plan.sizes)
     if plan.data_bytes < smallest:
         raise ConfigError(
             f"--size-gib {plan.data_bytes / GIB:.3g}: objects of {human_bytes(max(plan.sizes))} "
             f"need {human_bytes(smallest)} of data at least, and {human_bytes(plan.least_bytes)} "
-            f"at concurrency {max(plan.concurrencies)}; give more, or smaller --sizes-mib"
+            f"at concurrency {max(plan.concurrencies)}; give more, or smaller --sizes"
         )
     check_ram({"buffers": plan.memory_bytes()})
     return plan
 
 
-def _page_bytes(size_mib: float) -> int:
-    nbytes = size_mib * MIB
-    if nbytes % PAGE_BYTES:
+def _sizes(options: DriveOptions) -> tuple[int, ...]:
+    """Return the sizes of objects, in order. Raises ConfigError."""
+    if options.sizes_mib is None:
+        words = [word.strip() for text in options.sizes for word in text.split(",")]
+        return tuple(sorted({_whole_bytes(_bytes_of(word), word, "--sizes") for word in words}))
+    if options.sizes != type(options)().sizes:
+        raise ConfigError("--sizes-mib is the former name of --sizes; give --sizes alone")
+    return tuple(
+        sorted({_whole_bytes(x * MIB, f"{x:g} MiB", "--sizes-mib") for x in options.sizes_mib})
+    )
+
+
+def _bytes_of(word: str) -> int:
+    """Return `512` or `4KiB` in bytes."""
+    plain = word.isascii() and word.isdigit() and len(word) < 20
+    nbytes = int(word) if plain else number_with_unit(word, "B", int)
+    if nbytes is None or not _LEAST_BYTES <= nbytes <= _MOST_BYTES:
         raise ConfigError(
-            f"--sizes-mib: {size_mib:g} MiB is not a multiple of 4 KiB, which direct I/O needs; "
-            f"{round(nbytes / PAGE_BYTES) * PAGE_BYTES / MIB:g} would be"
+            f"--sizes has {show(word)} in it; it must be a list of whole bytes or of numbers with "
+            "KiB, MiB or GiB, 512 to 1GiB each, such as 512,4KiB,2MiB"
+        )
+    return int(nbytes)
+
+
+def _whole_bytes(nbytes: float, word: str, flag: str) -> int:
+    unit = SECTOR_BYTES if nbytes <= NATIVE_BYTES else PAGE_BYTES
+    if nbytes % unit:
+        nearest = max(1, round(nbytes / unit)) * unit
+        instead = f"{nearest / MIB:g}" if flag == "--sizes-mib" else f"{nearest}"
+        larger = " above 64 KiB" if unit == PAGE_BYTES else ""
+        raise ConfigError(
+            f"{flag}: {word} is not a multiple of {human_bytes(unit)}, which direct I/O of objects"
+            f"{larger} needs; {instead} would be"
         )
     return int(nbytes)
 
@@ -272,7 +317,12 @@ def _facts(job: ProbeJob, probed: Probed, started: datetime, wall_s: float) -> d
         "filesystem": mount,
         "stack": dict(environment["drives"][0]["stack"]),
         "kernel": environment["os"]["kernel"],
-        "io": {**probed.store, "verify": "stamps", "buffer_bytes": BUFFER_BYTES},
+        "io": {
+            **probed.store,
+            "verify": "stamps",
+            "buffer_bytes": BUFFER_BYTES,
+            "block_bytes": probed.block_bytes,
+        },
         "probe": {
             "data_bytes": job.plan.capacity_bytes,
             "wall_seconds": round(wall_s, 1),

@@ -17,9 +17,8 @@ before: a device answers reads of what was never written out of nothing, and fir
 preallocated space are slower than later ones. Where a run's files are to be predicted, the layout
 is the run's: then a write's time has creating, fsync and renaming in it, and deletes are measured.
 
-A thread's first operation of a step meets a device that is not yet busy, so it does not count. The
-bandwidth is that of the time in which all threads were at work: each operation counts with the
-part of it that lies inside.
+Small objects in an arena are measured by native code alone (`probe_native`), larger ones by the
+mover that a run has. `probe_cells` says what the operations of a step come to.
 """
 
 import math
@@ -27,35 +26,37 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from msgspec import Struct, field
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of, read_counters
+from kv_cache.bench.probe_cells import LEAST_PER_THREAD, Timed, objects_needed, summarise, us
+from kv_cache.bench.probe_native import MEMORY_BYTES, NATIVE_BYTES, NativeObjects, NativeThreads
 from kv_cache.bench.stillness import ANSWER_S, IoThreads, answered
 from kv_cache.bench.transfer import Mover, Verify, native_batches
-from kv_cache.config.profile import QUANTILES, Burst, Cell, RefusedCell, Service
+from kv_cache.config.profile import Burst, Cell, RefusedCell
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, Leg, Read, Write
 from kv_cache.core.errors import NoAnswerError, PlaceError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import MIB, NS_PER_S, NS_PER_US, human_bytes, s_to_ns
-from kv_cache.metrics.histogram import Histogram
+from kv_cache.core.units import MIB, PAGE_BYTES, human_bytes, round_up, s_to_ns
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.native import AbortFlag
-from kv_cache.tiers.nvme import choose_engine, open_storage
+from kv_cache.tiers.nvme import choose_engine, direct_block_bytes, open_storage
 from kv_cache.tiers.payload import Payload
 
 BUFFER_BYTES = 16 * MIB
 BURST_ROUNDS = 4  # of which the first does not count
 BURST_CONCURRENCY = 8  # or what is nearest below, of those that are measured
-LEAST_PER_THREAD = 3  # operations of a thread in a step, the first of which does not count
 
 _BURST_PATIENCE_S = 10.0  # with a thread that does not come
 _FILES = 4  # of an arena; objects that fit it evenly never lie in two
@@ -79,6 +80,13 @@ class ProbePlan(Struct, frozen=True, kw_only=True):
     fsync: str = "never"
     reclaim: str | None = None  # a dead host, see `CacheDir`
     shares: tuple[float, ...] = (0.5,)  # of reads, where they are mixed with writes
+    native: bool = True  # whether the native library is there
+
+    def in_native_code(self, nbytes: int) -> bool:
+        """Whether objects of this size are measured by native code, which opens and syncs
+        nothing."""
+        names_nothing = self.layout == "arena" and self.fsync == "never"
+        return self.native and names_nothing and nbytes <= NATIVE_BYTES
 
     @property
     def steps(self) -> tuple[tuple[str, float], ...]:
@@ -98,9 +106,9 @@ class ProbePlan(Struct, frozen=True, kw_only=True):
     @property
     def capacity_bytes(self) -> int:
         """Bytes of the arena: all of the data, such that no object lies in two of its files."""
-        unit = _FILES * math.lcm(*self.sizes)
+        unit = _FILES * math.lcm(PAGE_BYTES, *self.sizes)
         if unit > self.data_bytes:
-            unit = _FILES * max(self.sizes)
+            unit = _FILES * round_up(max(self.sizes), PAGE_BYTES)
         return max(1, self.data_bytes // unit) * unit
 
     @property
@@ -108,14 +116,15 @@ class ProbePlan(Struct, frozen=True, kw_only=True):
         """Below which the largest objects cannot be measured at the highest concurrency."""
         return objects_needed(max(self.concurrencies)) * max(self.sizes)
 
+    @property
+    def buffers(self) -> int:
+        """Count the buffers for reads, and for writes, of what is not measured by native code."""
+        return 1 if all(map(self.in_native_code, self.sizes)) else max(self.concurrencies)
+
     def memory_bytes(self) -> int:
-        return 2 * max(self.concurrencies) * BUFFER_BYTES
-
-
-def objects_needed(concurrency: int) -> int:
-    """Count the objects that give every thread something unread to read, and room to
-    write."""
-    return (LEAST_PER_THREAD + 1) * concurrency
+        small = any(map(self.in_native_code, self.sizes))
+        native = MEMORY_BYTES + max(self.concurrencies) * NATIVE_BYTES if small else 0
+        return 2 * self.buffers * BUFFER_BYTES + native
 
 
 class Probed(Struct, eq=False):
@@ -126,6 +135,7 @@ class Probed(Struct, eq=False):
     refused: list[RefusedCell] = field(default_factory=list)
     counted: dict[str, Any] = field(default_factory=dict)
     store: dict[str, Any] = field(default_factory=dict)
+    block_bytes: int | None = None  # the least that direct I/O moves, where that was asked for
     verified_objects: int = 0
     failures: int = 0
 
@@ -214,18 +224,18 @@ class StorageProbe:
             engine="direct",
             fsync=plan.fsync,
         )
-        count = max(plan.concurrencies)
-        payload = Payload(Seed(plan.seed).child("payload"), BUFFER_BYTES)
+        payload = self._payload = Payload(Seed(plan.seed).child("payload"), BUFFER_BYTES)
         self._mover = Mover(
             {Tier.NVME: self._store},
             payload,
-            BufferPool(count, BUFFER_BYTES),
-            BufferPool(count, BUFFER_BYTES),
+            BufferPool(plan.buffers, BUFFER_BYTES),
+            BufferPool(plan.buffers, BUFFER_BYTES),
             self._clock,
             Verify.STAMPS,
             stop,
             batches=native_batches(payload, self._clock, Verify.STAMPS, AbortFlag()),
         )
+        self._threads: NativeThreads | None = None
 
     def __enter__(self) -> Self:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -262,24 +272,62 @@ class StorageProbe:
 
     def _one_size(self, nbytes: int, *, whole: bool) -> None:
         """Measure one size. `whole`: write all of the arena, and not only what is soon read."""
+        if self._plan.in_native_code(nbytes):
+            self._one_native_size(nbytes, whole=whole)
+            return
         places = self._plan.capacity_bytes // nbytes
         objects = _Objects(nbytes, places, self._random, self._ids)
         self._fill(objects, whole=whole)
+        self._steps(nbytes, places, nbytes, partial(self._measure, objects))
+        self._bursts(nbytes, places, partial(self._burst, objects))
+        for ref in (*objects.fresh, *objects.used):
+            self._mover.perform(Delete(ref, Cause.EVICTION))
+        self._ids = objects.next_id
+
+    def _one_native_size(self, nbytes: int, *, whole: bool) -> None:
+        """As `_one_size`, of objects that are parts of one copy, which native code moves."""
+        if self._threads is None:
+            most = max(self._plan.concurrencies)
+            self._threads = NativeThreads(self._payload, most, str(self._root), self._stop)
+        self._ids += 1
+        key = content_key("probe", self._ids)
+        ref = CopyRef(self._ids, key, Tier.NVME, self._plan.capacity_bytes, 0)
+        sink = self._store.create(ref)
+        spans = tuple(sink.spans)  # of files that the arena keeps open
+        sink.commit()
+        tried = partial(direct_block_bytes, spans[0], self._root.parent)
+        block_bytes = answered(f"a write to files in {self._root}", tried, ANSWER_S)
+        self.probed.block_bytes = block_bytes
+        random = np.random.Generator(np.random.SFC64(self._random.getrandbits(64)))
+        objects = NativeObjects(self._threads, spans, nbytes, block_bytes, self._ids, random)
+        self._say(f"{human_bytes(nbytes)}: writing data")
+        needed = objects_needed(max(self._plan.concurrencies))
+        errors = objects.fill(2 * self._plan.step_s, whole=whole, needed=needed)
+        self.probed.failures += len(errors)
+        self._done_steps += 2
+        measure = partial(self._measure_native, objects)
+        self._steps(nbytes, objects.count, objects.moved_bytes, measure)
+        self._bursts(nbytes, objects.count, objects.burst)
+        self._store.delete(ref)
+        self.probed.verified_objects += objects.verified
+        for kind, moved_bytes in objects.moved.items():
+            self._moved[kind] += moved_bytes
+
+    def _steps(
+        self, nbytes: int, places: int, place_bytes: int, measure: Callable[[int, str, float], None]
+    ) -> None:
+        """Do all steps at each concurrency for which there is enough data."""
         for concurrency in self._plan.concurrencies:
             for step, share in self._plan.steps:
                 if self._stop.is_set():
                     return
                 self._say(f"{human_bytes(nbytes)} x {concurrency} {step}")
                 if places < objects_needed(concurrency):
-                    needed = human_bytes(objects_needed(concurrency) * nbytes)
+                    needed = human_bytes(objects_needed(concurrency) * place_bytes)
                     self._refuse(nbytes, concurrency, step, f"needs {needed} of data (--size-gib)")
                 else:
-                    self._measure(objects, concurrency, step, share)
+                    measure(concurrency, step, share)
                 self._done_steps += 1
-        self._bursts(objects)
-        for ref in (*objects.fresh, *objects.used):
-            self._mover.perform(Delete(ref, Cause.EVICTION))
-        self._ids = objects.next_id
 
     def _fill(self, objects: _Objects, *, whole: bool) -> None:
         """Write objects for the first step, at least as many as any step needs."""
@@ -320,26 +368,45 @@ class StorageProbe:
 
         deletes: list[list[int]] = [[] for _ in range(concurrency)]
         done, errors = self._together(concurrency, job, objects)
+        if self._went_well(objects.nbytes, concurrency, step, errors):
+            cell = summarise(
+                [Timed.of_legs(legs) for legs in done],
+                objects.nbytes,
+                read_share=share,
+                repeated=step == "repeated",
+                data_path="python",
+                deletes=list(chain.from_iterable(deletes)),
+            )
+            self._keep(cell, objects.nbytes, concurrency, step)
+
+    def _measure_native(
+        self, objects: NativeObjects, concurrency: int, step: str, share: float
+    ) -> None:
+        repeated = step == "repeated"
+        done, errors = objects.step(concurrency, share, self._plan.step_s, repeated=repeated)
+        if self._went_well(objects.nbytes, concurrency, step, errors):
+            moved_bytes = objects.moved_bytes
+            cell = None if not done else summarise(
+                done,
+                objects.nbytes,
+                read_share=share,
+                repeated=repeated,
+                data_path="native",
+                device_bytes=None if moved_bytes == objects.nbytes else moved_bytes,
+            )  # fmt: skip
+            self._keep(cell, objects.nbytes, concurrency, step)
+
+    def _went_well(self, nbytes: int, concurrency: int, step: str, errors: Sequence[str]) -> bool:
+        """Whether a step is worth a cell: nothing failed, and no signal ended it."""
         if errors:
             self.probed.failures += len(errors)
             reasons = ", ".join(sorted(set(errors)))
-            self._refuse(
-                objects.nbytes, concurrency, step, f"{len(errors)} operations failed: {reasons}"
-            )
-            return
-        if self._stop.is_set():
-            return
-        cell = summarise(
-            done,
-            objects.nbytes,
-            read_share=share,
-            repeated=step == "repeated",
-            deletes=list(chain.from_iterable(deletes)),
-        )
+            self._refuse(nbytes, concurrency, step, f"{len(errors)} operations failed: {reasons}")
+        return not (errors or self._stop.is_set())
+
+    def _keep(self, cell: Cell | None, nbytes: int, concurrency: int, step: str) -> None:
         if cell is None:
-            self._refuse(
-                objects.nbytes, concurrency, step, "threads had too few objects to work at once"
-            )
+            self._refuse(nbytes, concurrency, step, "threads had too few objects to work at once")
         else:
             self.probed.cells.append(cell)
 
@@ -356,18 +423,18 @@ class StorageProbe:
                 deletes.append(ended.legs[0].device_ns)
         return Write(ref, Cause.PREFILL)
 
-    def _bursts(self, objects: _Objects) -> None:
+    def _bursts(self, nbytes: int, places: int, burst: Callable[[OpKind, int], list[int]]) -> None:
         """Begin several operations at the same instant, a few times; do nothing if there are too
         few objects."""
         within = [c for c in self._plan.concurrencies if 1 < c <= BURST_CONCURRENCY]
         if not within or self._stop.is_set():
             return
-        count, nbytes = max(within), objects.nbytes
-        if self._plan.capacity_bytes // nbytes < objects_needed(count):
+        count = max(within)
+        if places < objects_needed(count):
             return
         self._say(f"{human_bytes(nbytes)} x {count} bursts")
         for kind in (OpKind.READ, OpKind.WRITE):
-            rounds = [self._burst(objects, kind, count) for _ in range(BURST_ROUNDS)][1:]
+            rounds = [burst(kind, count) for _ in range(BURST_ROUNDS)][1:]
             whole = [times for times in rounds if len(times) == count]
             if whole:
                 mean_ns = sum(map(sum, whole)) / (len(whole) * count)
@@ -377,8 +444,8 @@ class StorageProbe:
                         object_bytes=nbytes,
                         concurrency=count,
                         kind=kind.value,
-                        mean_us=_us(mean_ns),
-                        last_us=_us(last_ns),
+                        mean_us=us(mean_ns),
+                        last_us=us(last_ns),
                     )
                 )
 
@@ -414,8 +481,10 @@ class StorageProbe:
         done, in order, and the reasons of what failed."""
         done: list[list[Leg]] = [[] for _ in range(threads)]
         errors: list[str] = []
+        gate = threading.Barrier(threads)  # or the first may have used all up before the last
 
         def work(thread: int) -> None:
+            gate.wait()
             number = 0
             while not self._stop.is_set() and not errors:
                 op = job(thread, number)
@@ -452,70 +521,3 @@ class StorageProbe:
 
     def _say(self, what: str) -> None:
         self._tick(self._done_steps / self._plan.total_steps, what)
-
-
-# --- numbers ---------------------------------------------------------------------------------
-
-
-def summarise(
-    done: Sequence[Sequence[Leg]],
-    nbytes: int,
-    *,
-    read_share: float,
-    repeated: bool,
-    deletes: Sequence[int] = (),
-) -> Cell | None:
-    """Compute one point of the grid from what each thread did; None if they were never all at work,
-    or one kind that should be there was not counted."""
-    if any(len(legs) < 2 for legs in done):
-        return None
-    from_ns = max(legs[0].finished_ns for legs in done)
-    until_ns = min(legs[-1].finished_ns for legs in done)
-    if until_ns <= from_ns:
-        return None
-    counted = [leg for legs in done for leg in legs[1:]]
-    reads = _service([leg.device_ns for leg in counted if leg.kind is OpKind.READ])
-    writes = _service([leg.device_ns for leg in counted if leg.kind is OpKind.WRITE])
-    if (read_share > 0 and reads is None) or (read_share < 1 and writes is None):
-        return None
-    inside = busy_ns = 0.0
-    for leg in chain.from_iterable(done):
-        part = _part_inside(leg, from_ns, until_ns)
-        inside += part * leg.nbytes
-        busy_ns += part * leg.device_ns
-    return Cell(
-        object_bytes=nbytes,
-        concurrency=len(done),
-        read_share=read_share,
-        data="repeated" if repeated else "first",
-        bytes_per_second=inside / (until_ns - from_ns) * NS_PER_S,
-        in_flight=busy_ns / (until_ns - from_ns),
-        reads=reads,
-        writes=writes,
-        deletes=_service(deletes),
-    )
-
-
-def _part_inside(leg: Leg, from_ns: int, until_ns: int) -> float:
-    inside = min(leg.finished_ns, until_ns) - max(leg.started_ns, from_ns)
-    return max(0, inside) / max(1, leg.finished_ns - leg.started_ns)
-
-
-def _service(device_ns: Sequence[int]) -> Service | None:
-    times = Histogram()
-    for value in device_ns:
-        times.add(value)
-    if not times.count:
-        return None
-    return Service(
-        operations=times.count,
-        mean_us=_us(times.mean),
-        p50_us=_us(times.at_rank(50)),
-        p99_us=_us(times.at_rank(99)),
-        quantiles_us=tuple(_us(times.at_rank(p)) for p in QUANTILES),
-    )
-
-
-def _us(ns: float | None) -> float:
-    """Return microseconds, in whole nanoseconds of which there is one at least."""
-    return max(1, round(ns or 0)) / NS_PER_US

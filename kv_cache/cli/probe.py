@@ -29,7 +29,7 @@ COMMAND = Command(
     examples:
       kv-cache.py probe --cache-dir /mnt/nvme/kv
       kv-cache.py probe --cache-dir /mnt/nvme/kv --size-gib 20 --seconds 300 --profile nvme.yaml
-      kv-cache.py probe --cache-dir /mnt/nvme/kv --sizes-mib 0.5,4,16 --concurrency 1,8,32
+      kv-cache.py probe --cache-dir /mnt/nvme/kv --sizes 512,4KiB,64KiB --concurrency 16,256
 
     A slow device takes longer than --seconds: each thread does at least 3 operations in each step.
     Other work on the device shows in the numbers.

@@ -98,6 +98,13 @@ class Cell:
     reads: Service | None = field(default=None, metadata={"rule": _REQUIRED})
     writes: Service | None = field(default=None, metadata={"rule": _REQUIRED})
     deletes: Service | None = None  # profiles that were written before have none
+    data_path: str | None = opt(
+        None, "What was between a thread's operations; profiles that were written before have none",
+        choices=("native", "python"),
+    )  # fmt: skip
+    device_bytes: int | None = opt(
+        None, "Bytes moved for one object, where those are more than its own", low=1, high=2**62
+    )
 
     @property
     def repeated(self) -> bool:
@@ -288,8 +295,9 @@ def _row(cell: Cell) -> dict[str, Any]:
     row: dict[str, Any] = to_mapping(cell)
     row["bytes_per_second"] = float(round(cell.bytes_per_second))
     row["in_flight"] = round(cell.in_flight, 3)
-    if cell.deletes is None:
-        del row["deletes"]
+    for name in ("deletes", "data_path", "device_bytes"):
+        if row[name] is None:
+            del row[name]
     for times in filter(None, (row["reads"], row["writes"], row.get("deletes"))):
         if times["quantiles_us"] is None:
             del times["quantiles_us"]

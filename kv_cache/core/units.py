@@ -15,7 +15,9 @@ AT_LEAST = "\u2265"
 """And before a lower bound: greater than or equal to."""
 
 PAGE_BYTES = 4096
-"""Stored objects are whole pages: direct I/O needs it, and the payload has one stamp a page."""
+"""Objects of a run are whole pages: direct I/O needs it, and the payload has one stamp a page."""
+SECTOR_BYTES = 512
+"""The least that any device moves; what is not whole pages has a stamp in each."""
 
 
 def gib_to_bytes(gib: float) -> int:

@@ -26,6 +26,7 @@ class ProbedIo(Struct, frozen=True, kw_only=True):
     engine: str | None = None
     layout: str | None = None
     fsync: str | None = None
+    block_bytes: Count | None = None
 
 
 class ProbeRun(Struct, frozen=True, kw_only=True):

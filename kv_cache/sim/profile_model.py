@@ -177,7 +177,7 @@ class ProfileModel:
         return OutsideProfileError(
             f"profile {self._name}: {kind}s of {human_bytes(nbytes)} at concurrency "
             f"{concurrency:g} are asked of it, but it has measured {measured}, and nothing is "
-            "extrapolated; run probe with --sizes-mib that reach there, or ask for other objects "
+            "extrapolated; run probe with --sizes that reach there, or ask for other objects "
             "(--block-tokens, --model)"
         )
 

@@ -10,7 +10,8 @@ with `base` hashed from (seed, key, version) and `page` counted from the object'
 object no two pages can agree; between objects two 64-bit words would have to collide at once. So
 no 4 KiB page of a run equals another, a compressor finds nothing in a page, and any page can be
 checked alone: wrong key, stale version, wrong place, torn (head without tail) and missing data
-all show in the stamp.
+all show in the stamp. What is not whole pages (objects of 512 bytes, say) has the same stamp in
+each sector of 512 bytes, counted from the object's start, in place of one in each page.
 
 Below the page, noise comes again. So that a compressor whose window is longer than a buffer does
 not find it there, noise comes in `TINTS` variants (a constant is added to each word). A buffer
@@ -24,28 +25,34 @@ below the page and that far back (delta coding of similar blocks) can still find
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import PAGE_BYTES
+from kv_cache.core.units import PAGE_BYTES, SECTOR_BYTES, round_up
 from kv_cache.tiers.buffers import Buffer
 
 Words = npt.NDArray[np.uint64]
 
 _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # odd, so injective
-_WORDS = (0, 1, PAGE_BYTES // 8 - 1)  # where in a page the three words are
+_WORDS = (0, 1, -1)  # where in a page, or sector, the three words are
 _TINT = 0xD6E8FEB86659FD93
-_PLAIN = 2  # a word of a page that is no stamp
+_PLAIN = 2  # a word of a page, or sector, that is no stamp
 _FARTHEST = 256  # pages of a small piece's place; a large one stays where huge pages begin
 _STEP = 128  # pages compared at a time, so that what is left of them stays in the cache
 
 TINTS = 4
 _ADDED = frozenset(tint * _TINT % 2**64 for tint in range(TINTS))
 MISMATCH = "verification-failed"
+
+
+def stamped_bytes(nbytes: int) -> int:
+    """Return from stamp to stamp of an object of `nbytes`: a page, or a sector if it is not whole
+    pages."""
+    return SECTOR_BYTES if nbytes % PAGE_BYTES else PAGE_BYTES
 
 
 class Payload:
@@ -58,9 +65,9 @@ class Payload:
         flat = np.frombuffer(noise.bytes(buffer_bytes), np.uint64)
         self._noise = flat.reshape(-1, PAGE_BYTES // 8)
         self._last: tuple[bytes, tuple[int, ...]] = (b"", ())
-        self._page_of = {int(word): page for page, word in enumerate(self._noise[:, _PLAIN])}
-        pages = np.arange(buffer_bytes // PAGE_BYTES, dtype=np.uint64)
-        self._ramps = tuple(pages * np.uint64(step) for step in _STEPS)
+        self._places: dict[int, dict[int, int]] = {}
+        numbers = np.arange(buffer_bytes // SECTOR_BYTES, dtype=np.uint64)
+        self._ramps = tuple(numbers * np.uint64(step) for step in _STEPS)
 
     @property
     def noise(self) -> Words:
@@ -73,12 +80,18 @@ class Payload:
         return self._tint(self._hashed(ref), offset)
 
     def bases(self, ref: CopyRef, offset: int) -> tuple[int, ...]:
-        """Return the three words of the stamp of the page of `ref` at `offset`."""
-        page, hashed = offset // PAGE_BYTES, self._hashed(ref)
-        if not page:
+        """Return the three words of the stamp of the page, or sector, of `ref` at `offset`."""
+        number, hashed = offset // stamped_bytes(ref.nbytes), self._hashed(ref)
+        if not number:
             return hashed
         pairs = zip(hashed, _STEPS, strict=True)
-        return tuple((base + page * step) % 2**64 for base, step in pairs)
+        return tuple((base + number * step) % 2**64 for base, step in pairs)
+
+    def bases_of(self, refs: Sequence[CopyRef], of: npt.NDArray[np.int64], numbers: Words) -> Words:
+        """Return the three words each of many stamps: of the `numbers`-th page, or sector, of the
+        copies whose places in `refs` are `of`."""
+        firsts = np.array([self._hashed(ref) for ref in refs], np.uint64)
+        return firsts[of] + numbers[:, np.newaxis] * np.array(_STEPS, np.uint64)
 
     def place(self, ref: CopyRef, pages: int) -> int:
         """Return the page of a buffer at which so many pages, `ref` first, should lie."""
@@ -99,31 +112,40 @@ class Payload:
         """Make the `nbytes` of `ref` at `offset` (whole buffers) somewhere in `buffer`: the answer
         says where. Nearly free once the buffer has been used.
         """
-        pages, hashed = nbytes // PAGE_BYTES, self._hashed(ref)
-        shift = self._place(hashed, pages)
+        pages, hashed = round_up(nbytes, PAGE_BYTES) // PAGE_BYTES, self._hashed(ref)
+        shift, apart = self._place(hashed, pages), stamped_bytes(ref.nbytes)
         self.fill(buffer, shift + pages, self._tint(hashed, offset))
-        words = buffer.words[shift : shift + pages]
-        for word, stamps in self._stamps(pages, self.bases(ref, offset)):
+        begin = shift * PAGE_BYTES
+        words = _units(buffer.words, apart)[begin // apart : (begin + nbytes) // apart]
+        for word, stamps in self._stamps(len(words), self.bases(ref, offset)):
             words[:, word] = stamps
-        return buffer.view[shift * PAGE_BYTES : shift * PAGE_BYTES + nbytes]
+        if apart != PAGE_BYTES:  # some of its noise is gone, where a page has no stamp
+            buffer.filled_pages = shift
+        return buffer.view[begin : begin + nbytes]
 
     def matches(self, buffer: Buffer, ref: CopyRef, offset: int, nbytes: int, full: bool) -> bool:
         """Return whether the first `nbytes` are those of `ref` at `offset`; `full` compares every
         byte."""
-        words = buffer.words[: nbytes // PAGE_BYTES]
+        apart = stamped_bytes(ref.nbytes)
+        words = _units(buffer.words, apart)[: nbytes // apart]
         for word, stamps in self._stamps(len(words), self.bases(ref, offset)):
             if not np.array_equal(words[:, word], stamps):
                 return False
         return not full or self._is_noise(words)
 
     def _is_noise(self, words: Words) -> bool:
-        """Return whether all but the stamps is right: noise of pages in a row taken away, one tint
-        must be left of all."""
+        """Return whether all but the stamps is right: noise of pages, or sectors, in a row taken
+        away, one tint must be left of all."""
+        noise = _units(self._noise, 8 * words.shape[1])
+        places = self._places.get(words.shape[1])
+        if places is None:
+            places = {int(word): at for at, word in enumerate(noise[:, _PLAIN])}
+            self._places[words.shape[1]] = places
         plain = int(words[0, _PLAIN])
         for added in _ADDED:
-            shift = self._page_of.get((plain - added) % 2**64)
-            if shift is not None and shift + len(words) <= len(self._noise):
-                return self._has_added(words, self._noise[shift : shift + len(words)], added)
+            shift = places.get((plain - added) % 2**64)
+            if shift is not None and shift + len(words) <= len(noise):
+                return self._has_added(words, noise[shift : shift + len(words)], added)
         return False
 
     def _has_added(self, words: Words, noise: Words, added: int) -> bool:
@@ -137,10 +159,10 @@ class Payload:
                 return False
         return True
 
-    def _stamps(self, pages: int, bases: tuple[int, ...]) -> Iterator[tuple[int, Words]]:
+    def _stamps(self, count: int, bases: tuple[int, ...]) -> Iterator[tuple[int, Words]]:
         """Return the place and the values of each of the three words."""
         for word, ramp, base in zip(_WORDS, self._ramps, bases, strict=True):
-            yield word, ramp[:pages] + _word(base)
+            yield word, ramp[:count] + _word(base)
 
     def _hashed(self, ref: CopyRef) -> tuple[int, ...]:
         name = ref.key + ref.version.to_bytes(8, "little")
@@ -157,6 +179,11 @@ class Payload:
     def _place(self, hashed: tuple[int, ...], pages: int) -> int:
         room = min(len(self._noise) - pages, _FARTHEST) if pages < _FARTHEST else 0
         return hashed[1] % (room + 1)
+
+
+def _units(words: Words, nbytes: int) -> Words:
+    """Return the same words in rows of so many bytes."""
+    return words.reshape(-1, nbytes // 8)
 
 
 def _word(value: int) -> np.uint64:

@@ -1,7 +1,8 @@
 """What the profile of a measured device shows: the fastest it was, and bandwidth and times by size
 of object and concurrency."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from kv_cache.config.profile import Cell as GridCell
 from kv_cache.config.profile import Profile, RefusedCell, Service, profile_of
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import OpKind
-from kv_cache.core.units import human_bytes
+from kv_cache.core.units import KIB, human_bytes
 from kv_cache.metrics.histogram import supported
 from kv_cache.result.metrics import Json
 from kv_cache.result.probe import ProbeFacts
@@ -32,12 +33,19 @@ from kv_cache.view.parts import (
     present,
 )
 
+_SMALL_BYTES = 64 * KIB
+"""Objects of this size and smaller are sold by operations/s."""
 _SIZE = ShownColumn("object", units.MEBIBYTES)
+_SMALL_SIZE = ShownColumn("object", units.KIBIBYTES)
 _IN_FLIGHT = ShownColumn("in flight", units.COUNT)
 _RATE = ShownColumn("bandwidth", units.GIB_PER_S)
+_OPERATIONS = ShownColumn("operations", units.PER_S)
 _TIME = ShownColumn("time", units.MS_OF_NS)
 
 Value = Callable[[GridCell], float | None]
+Steps = Mapping[tuple[float, bool], GridCell]
+"""The cells of one size and concurrency, by share of reads and whether data was read before."""
+RowValue = Callable[[Steps], Cell]
 
 
 def probe_view(section: Json) -> View:
@@ -74,6 +82,7 @@ def _about(facts: ProbeFacts) -> Iterator[str]:
 
 
 def _sections(profile: Profile, facts: ProbeFacts) -> Iterator[ViewSection]:
+    yield hidden_section("Operations", _operations(profile))
     yield hidden_section("Bandwidth", _bandwidths(profile))
     yield hidden_section("Times", _times(profile))
     yield ViewSection(title="Grid", parts=[_grid(profile)])
@@ -88,7 +97,8 @@ def _sections(profile: Profile, facts: ProbeFacts) -> Iterator[ViewSection]:
 
 
 def _sentence(profile: Profile) -> str:
-    """The fastest reads and writes, and how long the smallest object takes alone."""
+    """The fastest reads and writes, in operations too where objects are small, and how long the
+    smallest object takes alone."""
     reads, writes = _step(profile, OpKind.READ), _step(profile, OpKind.WRITE)
     steps = {"reads": reads, "writes": writes} if reads or writes else {"moves": profile.cells}
     fastest = [f"{verb} up to {_fastest(cells)}" for verb, cells in steps.items() if cells]
@@ -97,8 +107,31 @@ def _sentence(profile: Profile) -> str:
 
 def _fastest(cells: Sequence[GridCell]) -> str:
     best = max(cells, key=lambda cell: cell.bytes_per_second)
-    size, count = human_bytes(best.object_bytes), best.concurrency
-    return f"{_RATE.measured(best.bytes_per_second)} ({size}, {count} in flight)"
+    text = f"{_RATE.measured(best.bytes_per_second)} ({_point_text(best)})"
+    most = max(filter(_is_small, cells), key=_operations_per_s, default=None)
+    if most is None:
+        return text
+    return f"{text}, {units.COUNT.text(_operations_per_s(most))} operations/s ({_point_text(most)})"
+
+
+def _point_text(cell: GridCell) -> str:
+    return f"{human_bytes(cell.object_bytes)}, {cell.concurrency} in flight"
+
+
+def _is_small(cell: GridCell) -> bool:
+    return cell.object_bytes <= _SMALL_BYTES
+
+
+def _operations_per_s(cell: GridCell) -> float:
+    return cell.bytes_per_second / cell.object_bytes
+
+
+def _moved_bytes(cell: GridCell) -> int:
+    return cell.device_bytes or cell.object_bytes
+
+
+def _size_column(profile: Profile) -> ShownColumn:
+    return _SMALL_SIZE if any(map(_is_small, profile.cells)) else _SIZE
 
 
 def _alone(reads: Sequence[GridCell]) -> str:
@@ -128,51 +161,80 @@ def _percentile(service: Service | None, percent: int) -> float | None:
 
 
 def _grid(profile: Profile) -> Table:
-    """A row for each size and concurrency; rates of both kinds together where they are mixed."""
+    """A row for each size and concurrency; rates of both kinds together where they are mixed. Where
+    objects are small, with operations/s, and with what the device moves if that is more."""
     shares = sorted({cell.read_share for cell in profile.cells} - {0.0, 1.0})
-    mixed = [
-        ShownColumn("mixed" if share == 0.5 else f"{100 * share:g} % reads", units.GIB_PER_S)
-        for share in shares
-    ]
-    columns = [
-        *(_SIZE, _IN_FLIGHT),
-        *_side_columns("read"),
-        ShownColumn("read again", units.GIB_PER_S),
-        *mixed,
-        *_side_columns("write"),
-    ]
+    columns: dict[ShownColumn, RowValue] = {
+        _size_column(profile): lambda steps: _any_of(steps).object_bytes,
+        _IN_FLIGHT: lambda steps: _any_of(steps).concurrency,
+        **_side(profile, OpKind.READ),
+        ShownColumn("read again", units.GIB_PER_S): lambda steps: _rate(steps.get((1.0, True))),
+        **{
+            ShownColumn(
+                "mixed" if share == 0.5 else f"{100 * share:g} % reads", units.GIB_PER_S
+            ): partial(_rate_of, share)
+            for share in shares
+        },
+        **_side(profile, OpKind.WRITE),
+    }
+    if any(cell.device_bytes for cell in profile.cells):
+        columns[ShownColumn("moved for one", units.KIBIBYTES)] = lambda steps: _moved_bytes(
+            _any_of(steps)
+        )
+    if any(map(_is_small, profile.cells)):
+        columns[ShownColumn("data path")] = lambda steps: _any_of(steps).data_path
     ranked = sorted(profile.cells, key=_point)
-    return Table(
-        columns=columns,
-        rows=[_row(point, list(cells), shares) for point, cells in groupby(ranked, key=_point)],
-        caption="Again: the same data once more, which a cache may hold.",
+    rows = [
+        {(cell.read_share, cell.repeated): cell for cell in cells}
+        for _, cells in groupby(ranked, key=_point)
+    ]
+    return Table.of(
+        rows, columns, caption="Again: the same data once more, which a cache may hold."
     )
 
 
-def _side_columns(kind: str) -> list[ShownColumn]:
-    times = [ShownColumn(f"{kind} {percentile}", units.MS_OF_NS) for percentile in ("p50", "p99")]
-    return [ShownColumn(kind, units.GIB_PER_S), *times]
+def _side(profile: Profile, kind: OpKind) -> dict[ShownColumn, RowValue]:
+    share = 1.0 if kind is OpKind.READ else 0.0
+    word = kind.value
+    columns: dict[ShownColumn, RowValue] = {
+        ShownColumn(word, units.GIB_PER_S): partial(_rate_of, share)
+    }
+    if any(cell.device_bytes for cell in profile.cells):
+        columns[ShownColumn(f"{word} by device", units.GIB_PER_S)] = partial(_device_rate, share)
+    if any(map(_is_small, profile.cells)):
+        columns[ShownColumn(word, units.PER_S)] = partial(_operations_of, share)
+    for percent in (50, 99):
+        columns[ShownColumn(f"{word} p{percent}", units.MS_OF_NS)] = partial(
+            _time_in, share, kind, percent
+        )
+    return columns
 
 
 def _point(cell: GridCell) -> tuple[int, int]:
     return cell.object_bytes, cell.concurrency
 
 
-def _row(point: tuple[int, int], cells: Sequence[GridCell], shares: Sequence[float]) -> list[Cell]:
-    steps = {(cell.read_share, cell.repeated): cell for cell in cells}
-    read, write = steps.get((1.0, False)), steps.get((0.0, False))
-    return [
-        *point,
-        *_side(read, OpKind.READ),
-        _rate(steps.get((1.0, True))),
-        *(_rate(steps.get((share, False))) for share in shares),
-        *_side(write, OpKind.WRITE),
-    ]
+def _any_of(steps: Steps) -> GridCell:
+    return next(iter(steps.values()))
 
 
-def _side(cell: GridCell | None, kind: OpKind) -> list[Cell]:
-    service = None if cell is None else cell.of(kind)
-    return [_rate(cell), *(_percentile(service, percent) for percent in (50, 99))]
+def _rate_of(share: float, steps: Steps) -> float | None:
+    return _rate(steps.get((share, False)))
+
+
+def _device_rate(share: float, steps: Steps) -> float | None:
+    cell = steps.get((share, False))
+    return None if cell is None else _operations_per_s(cell) * _moved_bytes(cell)
+
+
+def _operations_of(share: float, steps: Steps) -> float | None:
+    cell = steps.get((share, False))
+    return None if cell is None else _operations_per_s(cell)
+
+
+def _time_in(share: float, kind: OpKind, percent: int, steps: Steps) -> float | None:
+    cell = steps.get((share, False))
+    return None if cell is None else _percentile(cell.of(kind), percent)
 
 
 def _rate(cell: GridCell | None) -> float | None:
@@ -193,7 +255,7 @@ def _bursts(profile: Profile) -> Table:
     return Table.of(
         profile.bursts,
         {
-            _SIZE: lambda burst: burst.object_bytes,
+            _size_column(profile): lambda burst: burst.object_bytes,
             _IN_FLIGHT: lambda burst: burst.concurrency,
             ShownColumn("operation"): lambda burst: burst.kind,
             ShownColumn("mean", units.MS_OF_NS): lambda burst: burst.mean_ns,
@@ -206,12 +268,14 @@ def _bursts(profile: Profile) -> Table:
 
 
 def _how(facts: ProbeFacts) -> Iterator[tuple[str, str]]:
+    block = facts.io.block_bytes
     rows = (
         ("cache directory", facts.cache_dir),
         ("kernel", facts.kernel),
         ("engine", facts.io.engine),
         ("layout", facts.io.layout),
         ("fsync", facts.io.fsync),
+        ("least direct I/O", "" if block is None else human_bytes(block)),
         ("objects verified", _whole(facts.probe.verified_objects)),
         ("operations failed", _whole(facts.probe.failed_operations)),
         ("measured", facts.measured_utc),
@@ -226,12 +290,24 @@ def _whole(count: int | None) -> str:
 # --- figures ---------------------------------------------------------------------------------
 
 
+def _operations(profile: Profile) -> list[Part]:
+    """Operations/s over the size of objects, where some are small."""
+    if not any(map(_is_small, profile.cells)):
+        return []
+    return present(*(
+        _figure(f"{kind.value.capitalize()} operations", _OPERATIONS, _step(profile, kind),
+                _operations_per_s, log_y=True)
+        for kind in (OpKind.READ, OpKind.WRITE)
+    ))  # fmt: skip
+
+
 def _bandwidths(profile: Profile) -> list[Part]:
     again = [cell for cell in profile.cells if cell.read_share == 1.0 and cell.repeated]
+    small = any(map(_is_small, profile.cells))  # beside which large ones would be all that is seen
     return present(
-        _figure("Read", _RATE, _step(profile, OpKind.READ), _rate),
-        _figure("Write", _RATE, _step(profile, OpKind.WRITE), _rate),
-        _figure("Read again", _RATE, again, _rate, detail=True),
+        _figure("Read", _RATE, _step(profile, OpKind.READ), _rate, log_y=small),
+        _figure("Write", _RATE, _step(profile, OpKind.WRITE), _rate, log_y=small),
+        _figure("Read again", _RATE, again, _rate, log_y=small, detail=True),
     )
 
 
@@ -259,7 +335,8 @@ def _figure(
 ) -> Figure:
     """A line for each concurrency over the size of objects; of one size, one over concurrency."""
     several = len({cell.object_bytes for cell in cells}) > 1
-    x = _SIZE if several else _IN_FLIGHT
+    sizes = _SMALL_SIZE if any(map(_is_small, cells)) else _SIZE
+    x = sizes if several else _IN_FLIGHT
     lines: dict[str, list[PlotPoint]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.concurrency, cell.object_bytes)):
         height = value(cell)

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from kv_cache.core.format import figures
-from kv_cache.core.units import GIB, MIB, MISSING, human_bytes
+from kv_cache.core.units import GIB, KIB, MIB, MISSING, human_bytes
 
 
 class DisplayUnit(Struct, frozen=True):
@@ -28,6 +28,8 @@ GIBIBYTES = DisplayUnit("GiB", GIB)
 TEBIBYTES = DisplayUnit("TiB", 1024 * GIB)
 """Of stored bytes."""
 MEBIBYTES = DisplayUnit("MiB", MIB)
+"""Of stored bytes."""
+KIBIBYTES = DisplayUnit("KiB", KIB)
 """Of stored bytes."""
 S = DisplayUnit("s")
 MS = DisplayUnit("ms")

@@ -28,7 +28,7 @@ static struct piece piece_of(int thread, int object, char *memory, int flags) {
   struct piece piece = {0};
   int64_t number = thread * OBJECTS + object;
   piece.object = object;
-  piece.flags = flags;
+  piece.flags = flags | (object % 2 ? SECTORS : 0);
   piece.fd = file;
   piece.offset = number * BYTES;
   piece.nbytes = BYTES;

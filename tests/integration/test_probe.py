@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.devices import LOOP_TOOLS, ram_directory, why_not
 from kv_cache.bench.cache_dir import LOCK_NAME
+from kv_cache.cli.report import main as report
 from kv_cache.config.profile import HEADER, read_profile
-from kv_cache.core.units import KIB, MIB, MISSING
+from kv_cache.core.kinds import OpKind
+from kv_cache.core.units import KIB, MIB, MISSING, PAGE_BYTES
 from kv_cache.files.environment import Reader, filesystem
+from kv_cache.sim.profile_model import ProfileModel
+from kv_cache.tiers import native
 from tests.cli import ONE_SIGNAL, called, command, environment, small
 
 FEW = ("--size-gib=0.05", "--sizes-mib=0.25,1", "--concurrency=2", "--seconds=1")
@@ -57,6 +62,15 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     if filesystem(Reader(), place)["type"] in ("tmpfs", "ramfs"):
         pytest.skip("the temporary directory is in memory")
     return Measured(place, *run(place, "--cache-dir=cache", "--profile=disk.yaml", *FEW))
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """Small objects of a device with sectors of so many bytes."""
+
+    sector_bytes: int
+    profile: Path
+    out: str
 
 
 def test_a_small_grid_is_measured_and_only_the_profile_stays(measured: Measured) -> None:
@@ -126,12 +140,15 @@ def test_sizes_that_do_not_fit_are_refused_and_said(on_disk: Path) -> None:
     assert not any(c.object_bytes == 4 * MIB and c.concurrency == 8 for c in found.cells)
 
 
+@pytest.mark.parametrize("size", ["1MiB", "4KiB"])
 @pytest.mark.parametrize(("number", "code"), ONE_SIGNAL)
-def test_a_signal_leaves_nothing_behind(on_disk: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_leaves_nothing_behind(
+    on_disk: Path, number: signal.Signals, code: int, size: str
+) -> None:
     mine = on_disk / "cache" / "mine.txt"
     mine.parent.mkdir()
     mine.touch()
-    args = ("--cache-dir=cache", "--profile=p.yaml", "--size-gib=0.05", "--sizes-mib=1")
+    args = ("--cache-dir=cache", "--profile=p.yaml", "--size-gib=0.05", f"--sizes={size}")
     with start(on_disk, *args, "--seconds=300") as process:
         wait_for(lambda: any((on_disk / "cache").rglob("*.arena.kv")))
         process.send_signal(number)
@@ -195,7 +212,19 @@ def test_a_profile_of_ours_is_replaced(on_disk: Path) -> None:
         (("--cache-dir=c", "--seconds=0"), "--seconds is 0.0; it must be a number, 1 to 86400"),
         (("--cache-dir=c", "--sizes-mib=a"), "--sizes-mib is 'a'; it must be a number"),
         (("--cache-dir=c", "--sizes-mib=0.3"), "not a multiple of 4 KiB"),
-        (("--cache-dir=c", "--sizes-mib=0"), "of numbers, 0.00390625 to 1024 each"),
+        (("--cache-dir=c", "--sizes-mib=0"), "of numbers, 0.00048828125 to 1024 each"),
+        (("--cache-dir=c", "--sizes=a"), "--sizes has 'a' in it; it must be a list of whole bytes"),
+        (("--cache-dir=c", "--sizes=512,"), "--sizes has '' in it"),
+        (("--cache-dir=c", "--sizes=511"), "512 to 1GiB each, such as 512,4KiB,2MiB"),
+        (("--cache-dir=c", "--sizes=2GiB"), "512 to 1GiB each"),
+        (("--cache-dir=c", "--sizes=700"), "700 is not a multiple of 512 B, which direct I/O"),
+        (("--cache-dir=c", "--sizes=66048"), "is not a multiple of 4 KiB, which direct I/O of obj"),
+        (("--cache-dir=c", "--sizes=4KiB", "--sizes-mib=1"), "the former name of --sizes; give"),
+        (
+            ("--cache-dir=c", "--sizes=512", "--layout=file"),
+            "objects of 512 B, which are not whole pages of 4 KiB, are measured by native code",
+        ),
+        (("--cache-dir=c", "--sizes=512", "--fsync=object"), "--fsync never alone"),
         (
             ("--cache-dir=c", "--concurrency=1.5"),
             "is '1.5'; it must be a whole number, 1 to 256",
@@ -229,6 +258,93 @@ def test_a_dry_run_says_what_would_be_done_and_makes_nothing(on_disk: Path) -> N
     assert told["time"] == "about 1 s"
     assert told["profile"] == "p.yaml"
     assert tree(on_disk) == []
+
+
+# --- small objects -------------------------------------------------------------------------------
+
+SMALL = ("--size-gib=0.04", "--sizes=512,1536,4KiB", "--concurrency=2", "--seconds=1")
+
+
+@pytest.fixture(scope="module", params=[512, 4096])
+def in_memory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """Small objects on a device with sectors of so many bytes, and what was printed."""
+    reason = why_not(LOOP_TOOLS)
+    if reason is not None or isinstance(native.library(), str):
+        pytest.skip(reason or str(native.library()))
+    place = tmp_path_factory.mktemp("small")
+    with ram_directory(0.1, sector_bytes=request.param) as directory:
+        code, out, err = run(place, f"--cache-dir={directory}/c", "--profile=p.yaml", *SMALL)
+        assert (code, err, list(directory.glob("c"))) == (0, "", []), out
+    return Small(request.param, place / "p.yaml", out)
+
+
+def test_small_objects_are_moved_in_the_least_that_the_device_moves(in_memory: Small) -> None:
+    profile = read_profile(in_memory.profile)
+    assert profile.facts["io"]["block_bytes"] == in_memory.sector_bytes
+    assert profile.facts["refused"] == []
+    points = {(c.object_bytes, c.concurrency, c.read_share, c.repeated) for c in profile.cells}
+    assert len(points) == 3 * 2 * 4
+    assert all(cell.data_path == "native" for cell in profile.cells)
+    moved = {cell.object_bytes: cell.device_bytes for cell in profile.cells}
+    larger = None if in_memory.sector_bytes == 512 else PAGE_BYTES
+    assert moved == {512: larger, 1536: larger, PAGE_BYTES: None}
+    counted = profile.facts["counted"]
+    for kind in ("read", "write"):
+        claimed = counted[f"claimed_{kind}_bytes"]
+        assert counted[f"process_{kind}_bytes"] == pytest.approx(claimed, rel=0.02)
+        assert counted[f"device_{kind}_bytes"] == pytest.approx(claimed, rel=0.02)
+
+
+def test_useful_bytes_and_those_of_the_device_are_both_shown(in_memory: Small) -> None:
+    heading = next(line for line in in_memory.out.splitlines() if line.startswith("object, KiB"))
+    rows = [line.split() for line in in_memory.out.splitlines() if line.split()[-1:] == ["native"]]
+    assert [row[:2] for row in rows] == [[k, n] for k in ("0.5", "1.5", "4") for n in ("1", "2")]
+    assert "read, 1/s" in heading
+    assert "write, 1/s" in heading
+    both = in_memory.sector_bytes == 4096
+    assert ("read by device, GiB/s" in heading) == ("moved for one, KiB" in heading) == both
+    if both:
+        assert {row[-2] for row in rows} == {"4"}
+        assert float(rows[0][3]) == pytest.approx(8 * float(rows[0][2]), rel=0.01)
+    assert "operations/s (" in in_memory.out.splitlines()[0]
+
+
+def test_virtual_time_and_every_form_take_small_objects(
+    in_memory: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = read_profile(in_memory.profile)
+    model = ProfileModel(profile)
+    for nbytes in (512, 1024, 4096):
+        assert model.service_ns(OpKind.READ, nbytes, 2, 1.0) > 0
+    assert model.depth(512, 4096) == 2
+    monkeypatch.chdir(in_memory.profile.parent)
+    assert report([str(in_memory.profile)]) == 0
+    page = in_memory.profile.with_suffix(".html").read_text()
+    assert "Read operations" in page
+    assert page.index("Read operations") < page.index("Write operations")
+
+
+def test_the_former_name_of_sizes_means_the_same(on_disk: Path) -> None:
+    plans = []
+    for sizes in ("--sizes-mib=0.25,2", "--sizes=262144,2MiB", "--set=sizes=256KiB,2048KiB"):
+        code, out, err = run(on_disk, "--cache-dir=cache", "--dry-run", "--size-gib=0.2", sizes)
+        assert (code, err) == (0, "")
+        plans.append([line for line in out.splitlines() if line.startswith("objects")])
+    assert plans[0] == plans[1] == plans[2]
+    assert "256 KiB, 2.0 MiB, with 1, 4, 16 in flight" in plans[0][0]
+
+
+def test_without_the_library_small_objects_are_whole_pages_and_say_so(
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "library", lambda: "the library was not built")
+    code, _, err = run(on_disk, "--cache-dir=c", "--sizes=512", "--size-gib=0.01")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "are measured by native code (the library was not built); give multiples" in err
+    few = ("--size-gib=0.01", "--sizes=4KiB", "--concurrency=1", "--seconds=1")
+    code, out, err = run(on_disk, "--cache-dir=c", "--profile=p.yaml", *few)
+    assert (code, err) == (0, ""), out
+    assert {cell.data_path for cell in read_profile(on_disk / "p.yaml").cells} == {"python"}
 
 
 def test_help_teaches() -> None:

@@ -14,7 +14,7 @@ from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import KIB, MIB, PAGE_BYTES
+from kv_cache.core.units import KIB, MIB, PAGE_BYTES, SECTOR_BYTES
 from kv_cache.tiers.buffers import Buffer, BufferPool, aligned_bytes
 from kv_cache.tiers.payload import Payload
 
@@ -321,3 +321,51 @@ def test_small_objects_side_by_side_do_not_compress() -> None:
     copies = [ref(content_key("small", n), 0, 10 * PAGE_BYTES) for n in range(100)]
     data = b"".join(objects(3, MIB, 4, copies))
     assert len(zlib.compress(data, 1)) > 0.97 * len(data)
+
+
+# --- objects that are not whole pages ------------------------------------------------------------
+
+sectors = st.integers(1, 40).filter(lambda count: count % 8)
+
+
+@given(keys, versions, sectors)
+def test_what_is_not_whole_pages_has_a_stamp_in_each_sector(
+    key: bytes, version: int, count: int
+) -> None:
+    copy = ref(key, version, count * SECTOR_BYTES)
+    buffer = loaded(PAYLOAD, copy, 0, copy.nbytes)
+    assert not seen(buffer, copy, 0, copy.nbytes)
+    for sector in range(count):
+        bases = PAYLOAD.bases(copy, sector * SECTOR_BYTES)
+        words = buffer.array[sector * SECTOR_BYTES : (sector + 1) * SECTOR_BYTES].view(np.uint64)
+        assert tuple(int(words[at]) for at in (0, 1, 63)) == bases
+    assert seen(buffer, ref(key, version + 1, copy.nbytes), 0, copy.nbytes)
+
+
+@given(sectors, st.data())
+def test_a_flipped_bit_in_any_sector_is_seen_in_full_and_in_a_stamp_always(
+    count: int, data: st.DataObject
+) -> None:
+    copy = ref(nbytes=count * SECTOR_BYTES)
+    buffer = loaded(PAYLOAD, copy, 0, copy.nbytes)
+    byte = data.draw(st.integers(0, copy.nbytes - 1))
+    buffer.array[byte] ^= 1 << data.draw(st.integers(0, 7))
+    of_stamp = byte % SECTOR_BYTES < 16 or byte % SECTOR_BYTES >= SECTOR_BYTES - 8
+    assert seen(buffer, copy, 0, copy.nbytes) == of_stamp
+    assert not PAYLOAD.matches(buffer, copy, 0, copy.nbytes, full=True)
+
+
+def test_a_buffer_that_had_sectors_holds_noise_again_for_pages() -> None:
+    buffer = fresh()
+    PAYLOAD.stamp(buffer, ref(nbytes=7 * SECTOR_BYTES), 0, 7 * SECTOR_BYTES)
+    PAYLOAD.stamp(buffer, ref(), 0, BUFFER)
+    assert PAYLOAD.matches(buffer, ref(), 0, BUFFER, full=True)
+
+
+@given(st.lists(st.integers(0, 2**20), min_size=1, max_size=9))
+def test_the_stamps_of_many_places_are_those_of_each(numbers: list[int]) -> None:
+    copies = [ref(version=0, nbytes=MIB), ref(version=1, nbytes=MIB)]
+    of = np.arange(len(numbers)) % 2
+    many = PAYLOAD.bases_of(copies, of, np.array(numbers, np.uint64))
+    each = [PAYLOAD.bases(copies[i % 2], n * PAGE_BYTES) for i, n in enumerate(numbers)]
+    assert [tuple(map(int, row)) for row in many] == each

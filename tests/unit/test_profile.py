@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.bench.probe import summarise
+from kv_cache.bench.probe_cells import Timed, summarise
 from kv_cache.cli.plot import main as plot
 from kv_cache.cli.report import main as report
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
@@ -342,16 +342,19 @@ def test_depth_is_that_of_the_sizes_which_are_asked_for(tmp_path: Path) -> None:
 # --- what a step of a probe comes to -------------------------------------------------------------
 
 
-def legs(*spans: tuple[int, int], kind: OpKind = OpKind.READ, nbytes: int = 1000) -> list[Leg]:
-    return [
-        Leg(Tier.NVME, kind, "direct", nbytes, a, b, b - a, (IoChunk(b, nbytes),)) for a, b in spans
-    ]
+def legs(*spans: tuple[int, int], kind: OpKind = OpKind.READ, nbytes: int = 1000) -> Timed:
+    return Timed.of_legs(
+        [
+            Leg(Tier.NVME, kind, "direct", nbytes, a, b, b - a, (IoChunk(b, nbytes),))
+            for a, b in spans
+        ]
+    )
 
 
 def test_only_the_time_in_which_all_threads_were_at_work_counts() -> None:
     one = legs((0, 10), (10, 30), (30, 50), (50, 70))
     other = legs((0, 20), (20, 40), (40, 60))
-    cell = summarise([one, other], 1000, read_share=1.0, repeated=False)
+    cell = summarise([one, other], 1000, read_share=1.0, repeated=False, data_path="python")
     assert cell is not None
     # From 20 to 60: half of (10, 30), (30, 50), half of (50, 70); and the other's last two.
     assert cell.bytes_per_second == pytest.approx(4000 / 40 * NS_PER_S)
@@ -366,17 +369,17 @@ def test_only_the_time_in_which_all_threads_were_at_work_counts() -> None:
     "done",
     [
         [legs((0, 10))],
-        [legs((0, 10), (10, 20)), []],
+        [legs((0, 10), (10, 20)), legs()],
         [legs((0, 10), (10, 20)), legs((30, 40), (40, 50))],
     ],
 )
-def test_threads_that_never_worked_together_measure_nothing(done: list[list[Leg]]) -> None:
-    assert summarise(done, 1000, read_share=1.0, repeated=False) is None
+def test_threads_that_never_worked_together_measure_nothing(done: list[Timed]) -> None:
+    assert summarise(done, 1000, read_share=1.0, repeated=False, data_path="python") is None
 
 
 def test_a_mix_without_one_of_its_kinds_measures_nothing() -> None:
     done = [legs((0, 10), (10, 20), (20, 30))]
-    assert summarise(done, 1000, read_share=0.5, repeated=False) is None
+    assert summarise(done, 1000, read_share=0.5, repeated=False, data_path="python") is None
 
 
 def test_the_table_has_a_line_for_each_size_and_concurrency() -> None:
@@ -387,6 +390,35 @@ def test_the_table_has_a_line_for_each_size_and_concurrency() -> None:
     row = dict(zip(grid.headings, grid.cells()[0], strict=True))
     assert (row["object, MiB"], row["in flight"], row["read, GiB/s"]) == ("0.25", "1", "0.1863")
     assert row["read again, GiB/s"] == MISSING
+
+
+def small_cells() -> Iterator[Cell]:
+    for cell in cells(sizes=(512, 4 * KIB)):
+        moved = 4 * KIB if cell.object_bytes == 512 else None
+        yield replace(cell, data_path="native", device_bytes=moved)
+
+
+def test_a_profile_of_small_objects_reads_back_equal_and_is_modelled(tmp_path: Path) -> None:
+    file = write(tmp_path / "p.yaml", profile(*small_cells()))
+    again = read_profile(file)
+    assert again.cells == tuple(small_cells())
+    for nbytes in (512, 1024, 4 * KIB):
+        expected = 4 * nbytes / RATE * NS_PER_S
+        asked = ProfileModel(again).service_ns(OpKind.READ, nbytes, 4, 1)
+        assert asked == pytest.approx(expected, rel=1e-3)
+    text = file.read_text()
+    file.write_text(text.replace("data_path: native", "data_path: fast", 1))
+    with pytest.raises(ConfigError, match="data_path is 'fast'; it must be one of native, python"):
+        read_profile(file)
+
+
+def test_the_table_of_small_objects_has_operations_and_what_the_device_moved() -> None:
+    parts = probe_view(profile_values(profile(*small_cells()))).parts()
+    (grid,) = [part for part in parts if isinstance(part, Table)]
+    row = dict(zip(grid.headings, grid.cells()[0], strict=True))
+    assert (row["object, KiB"], row["in flight"], row["data path"]) == ("0.5", "1", "native")
+    assert (row["read, GiB/s"], row["read by device, GiB/s"]) == ("0.1863", "1.49")
+    assert (row["read, 1/s"], row["moved for one, KiB"]) == ("390,625", "4")
 
 
 def test_a_profile_is_reported_in_every_form(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class Does(IntFlag):
     SYNC = 32
     CLOSE = 64
     RENAME = 128
+    SECTORS = 256  # the stamps are in every 512 bytes, and not in every page
 
 
 STEPS = Does.OPEN | Does.SYNC | Does.CLOSE | Does.RENAME
@@ -43,7 +44,7 @@ STEPS = Does.OPEN | Does.SYNC | Does.CLOSE | Does.RENAME
 
 class Piece(NamedTuple):
     """Pieces of one object follow each other, and after a failure its rest is left out. The bases
-    are the stamps of its first page."""
+    are the stamps of its first page, or sector."""
 
     object: int
     does: int
@@ -80,6 +81,16 @@ _ROW = struct.Struct(f"={_ASKED}{_MOVED}")
 _RESULT = struct.Struct(f"={_MOVED}")
 _BEGAN = struct.Struct("=q")
 _EMPTY = (0,) * 5
+
+ROW = np.dtype(
+    [
+        *((name, np.int64) for name in ("object", "does", "fd", "offset", "nbytes")),
+        ("address", np.uint64), ("bases", np.uint64, 3),
+        *((name, np.int64) for name in ("began_ns", "ended_ns", "host_ns", "moved", "error")),
+    ]
+)  # fmt: skip
+"""The same row for tables that numpy makes: a `Piece`, then a `Moved`."""
+
 _RESULT_AT = _ROW.size - _RESULT.size
 
 
@@ -169,6 +180,14 @@ class Transfers:
         word = ctypes.byref(abort.word)
         self._library.kv_transfer(table.memory, table.count, word, self._noise)
         return table.moved()
+
+    def work_off(self, rows: npt.NDArray[np.void], abort: AbortFlag) -> None:
+        """As `run`, of a table of `ROW` without gaps, which is filled in and can be read
+        meanwhile."""
+        assert rows.dtype == ROW
+        assert rows.flags.c_contiguous
+        word = ctypes.byref(abort.word)
+        self._library.kv_transfer(rows.ctypes.data, len(rows), word, self._noise)
 
     def run_by_crew(self, table: PieceTable, abort: AbortFlag) -> list[Moved]:
         """As `run`, with the help of `depth` - 1 threads, which all callers share. Raises OSError

@@ -26,6 +26,7 @@
 
 #define PAGE 4096
 #define PAGE_WORDS (PAGE / 8)
+#define SECTOR_WORDS (512 / 8)
 
 /* The columns of a row; `Column` in native/__init__.py has the same. */
 struct piece {
@@ -33,7 +34,7 @@ struct piece {
   int64_t flags;
   int64_t fd, offset, nbytes;
   uint64_t address; /* of its bytes */
-  uint64_t base[3]; /* the stamps of its first page */
+  uint64_t base[3]; /* the stamps of its first page, or sector */
   int64_t began_ns, ended_ns; /* around its calls */
   int64_t host_ns;            /* of stamping and verifying */
   int64_t moved;
@@ -49,10 +50,10 @@ enum { WRITE = 1, STAMPED = 2, NOISE = 4, NOWHERE = 8 };
 /* Steps of a file, of which an object has one: `fd` is the directory, `address` the name in it, and
  * of OPEN `offset` the flags and `nbytes` the mode, of RENAME `base[0]` the other name. */
 enum { OPEN = 16, SYNC = 32, CLOSE = 64, RENAME = 128, STEPS = OPEN | SYNC | CLOSE | RENAME };
+enum { SECTORS = 256 }; /* stamps in every 512 bytes, and not in every page */
 enum { SHORT = -1, WRONG = -2, ABORTED = -3, LEFT_OUT = -4 };
 
 static const uint64_t STEP[3] = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u};
-static const int WORD[3] = {0, 1, PAGE_WORDS - 1};
 static const uint64_t TINT = 0xD6E8FEB86659FD93u;
 enum { TINTS = 4, PLAIN = 2 };
 
@@ -62,31 +63,39 @@ static int64_t now_ns(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* The 64-bit words from one stamp to the next: two at their head, one at their tail are stamps. */
+static int64_t apart(const struct piece *piece) {
+  return piece->flags & SECTORS ? SECTOR_WORDS : PAGE_WORDS;
+}
+
 static void stamp(const struct piece *piece) {
-  uint64_t *page = (uint64_t *)(uintptr_t)piece->address;
-  for (uint64_t i = 0; i < (uint64_t)piece->nbytes / PAGE; i++, page += PAGE_WORDS)
-    for (int k = 0; k < 3; k++) page[WORD[k]] = piece->base[k] + i * STEP[k];
+  uint64_t *at = (uint64_t *)(uintptr_t)piece->address;
+  const int64_t words = apart(piece), word[3] = {0, 1, words - 1};
+  for (uint64_t i = 0; i < (uint64_t)(piece->nbytes / 8 / words); i++, at += words)
+    for (int k = 0; k < 3; k++) at[word[k]] = piece->base[k] + i * STEP[k];
 }
 
 static int has_stamps(const struct piece *piece) {
-  const uint64_t *page = (const uint64_t *)(uintptr_t)piece->address;
+  const uint64_t *at = (const uint64_t *)(uintptr_t)piece->address;
+  const int64_t words = apart(piece), word[3] = {0, 1, words - 1};
   uint64_t wrong = 0;
-  for (uint64_t i = 0; i < (uint64_t)piece->nbytes / PAGE; i++, page += PAGE_WORDS)
-    for (int k = 0; k < 3; k++) wrong |= page[WORD[k]] ^ (piece->base[k] + i * STEP[k]);
+  for (uint64_t i = 0; i < (uint64_t)(piece->nbytes / 8 / words); i++, at += words)
+    for (int k = 0; k < 3; k++) wrong |= at[word[k]] ^ (piece->base[k] + i * STEP[k]);
   return !wrong;
 }
 
-/* Whether all but the stamps is noise, of pages in a row, with one tint added to all of it. */
+/* Whether all but the stamps is noise, of pages or sectors in a row, with one tint added to all of
+ * it. */
 static int has_noise(const struct piece *piece, const struct noise *noise) {
-  const uint64_t *page = (const uint64_t *)(uintptr_t)piece->address;
-  int64_t pages = piece->nbytes / PAGE;
-  for (int64_t first = 0; first + pages <= noise->pages; first++) {
-    const uint64_t *made = noise->words + first * PAGE_WORDS;
-    uint64_t added = page[PLAIN] - made[PLAIN], wrong = 0, tint = 0;
+  const uint64_t *at = (const uint64_t *)(uintptr_t)piece->address;
+  const int64_t words = apart(piece), count = piece->nbytes / 8 / words;
+  for (int64_t first = 0; first + count <= noise->pages * PAGE_WORDS / words; first++) {
+    const uint64_t *made = noise->words + first * words;
+    uint64_t added = at[PLAIN] - made[PLAIN], wrong = 0, tint = 0;
     while (tint < TINTS && added != tint * TINT) tint++;
     if (tint == TINTS) continue;
-    for (int64_t i = 0; i < pages; i++, page += PAGE_WORDS, made += PAGE_WORDS)
-      for (int w = PLAIN; w < PAGE_WORDS - 1; w++) wrong |= page[w] ^ (made[w] + added);
+    for (int64_t i = 0; i < count; i++, at += words, made += words)
+      for (int64_t w = PLAIN; w < words - 1; w++) wrong |= at[w] ^ (made[w] + added);
     return !wrong;
   }
   return 0;

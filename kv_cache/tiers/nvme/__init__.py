@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kv_cache.core.errors import PlaceError
 from kv_cache.tiers.nvme import uring
-from kv_cache.tiers.nvme.engines import ENGINES, choose_engine
+from kv_cache.tiers.nvme.engines import ENGINES, choose_engine, direct_block_bytes
 from kv_cache.tiers.nvme.layouts import Arena, Buckets, FilePerObject, Layout
 from kv_cache.tiers.nvme.store import NvmeStore
 from kv_cache.tiers.nvme.striped import Striped
@@ -16,6 +16,7 @@ __all__ = [
     "NvmeStore",
     "Striped",
     "choose_engine",
+    "direct_block_bytes",
     "open_storage",
     "uring",
 ]

@@ -18,13 +18,12 @@ from typing import Protocol
 import numpy as np
 
 from kv_cache.core.errors import PlaceError, StoreError
-from kv_cache.core.units import PAGE_BYTES
+from kv_cache.core.units import PAGE_BYTES, SECTOR_BYTES
 from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.tiers.base import Capability, Span, reason_of
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme.uring import UringRegion, uring_missing
 
-_SECTOR = 512
 _DIRECT = getattr(os, "O_DIRECT", 0)  # stores are opened on Linux alone, which has it
 
 
@@ -78,7 +77,7 @@ class _PreadRegion:
             got = os.preadv(self._fd, [into], at)
             if got == 0:
                 raise StoreError("truncated", "the file ends before its object does")
-            if got < len(into) and got % _SECTOR:  # no direct read ends within one elsewhere
+            if got < len(into) and got % SECTOR_BYTES:  # no direct read ends within one elsewhere
                 raise StoreError("truncated", "the file ends before its object does")
             at += got
             into = into[got:]
@@ -225,6 +224,33 @@ def choose_engine(wanted: str, directory: Path) -> tuple[Engine, str | None]:
             "auto or buffered, or another --cache-dir"
         )
     return Buffered(), refused
+
+
+def direct_block_bytes(span: Span, directory: Path) -> int:
+    """Return the least that direct I/O moves at a time in a file of a directory, by trying, of a
+    span of two pages at least that is open for it; what is there is lost. Raises PlaceError."""
+    page = aligned_bytes(2 * PAGE_BYTES)
+    try:
+        os.pwrite(span.fd, page.data, span.offset)  # a hole would be read at any alignment
+        sizes = (SECTOR_BYTES, 2 * SECTOR_BYTES, 4 * SECTOR_BYTES)
+        return next((size for size in sizes if _moves_alone(span, size, page.data)), PAGE_BYTES)
+    except OSError as error:
+        raise PlaceError(
+            f"cache directory {directory}: sectors could not be written there and read back "
+            f"({reason_of(error)}); name another --cache-dir"
+        ) from error
+
+
+def _moves_alone(span: Span, nbytes: int, memory: memoryview) -> bool:
+    part = memory[nbytes : 2 * nbytes]
+    try:
+        os.pwrite(span.fd, part, span.offset + nbytes)
+        os.preadv(span.fd, [part], span.offset + nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return False
+    return True
 
 
 def _drop(span: Span) -> None:
