@@ -32,8 +32,8 @@ class Batched:
     """One operation of a batch, while it is performed. A tap or a sink that is there is open; with
     names there is neither."""
 
-    def __init__(self, op: Read | Write, timer: LegTimer) -> None:
-        self.op, self.ref, self.timer = op, op.copy, timer
+    def __init__(self, op: Read | Write, ref: CopyRef, timer: LegTimer) -> None:
+        self.op, self.ref, self.timer = op, ref, timer
         self.tap: Tap | None = None
         self.sink: Sink | None = None
         self.names: Names | None = None
@@ -123,7 +123,7 @@ class BatchMover:
         Return its bytes. Raises StoreError."""
         writes = timer.kind is OpKind.WRITE
         n = min(len(buffer.array), ref.nbytes - offset)
-        does = Does.WRITE if writes else self._reads
+        does = _done_to(Does.WRITE if writes else self._reads, how)
         pieces = list(self._pieces(0, end.spans, ref, offset, n, buffer.address, does))
         timer.begin()
         for moved in self._run(PieceTable(pieces), how=how):
@@ -133,25 +133,6 @@ class BatchMover:
                 timer.calling = moved.error not in _ALL_MOVED  # it is the call that failed
                 raise _error(moved.error, ref, writes=writes)
         return n
-
-    def rehearse(self, ref: CopyRef, offset: int, pool: BufferPool) -> None:
-        """Do for one buffer of a copy what is done beside the system call. A load finds nothing to
-        verify: its buffer is stamped first, which costs as much, and is verified in full if that is
-        wanted."""
-        n = min(pool.buffer_bytes, ref.nbytes - offset)
-        pages, tint = n // PAGE_BYTES, self._payload.tint(ref, offset)
-        buffer = pool.take(tint)
-        try:
-            at = self._payload.place(ref, pages)
-            self._payload.fill(buffer, at + pages, tint)
-            address, bases = buffer.address + at * PAGE_BYTES, self._payload.bases(ref, offset)
-            wanted = [Does.WRITE | Does.STAMPED]
-            if Does.NOISE in self._reads:
-                wanted.append(self._reads)
-            pieces = [Piece(0, do | Does.NOWHERE, -1, 0, n, address, *bases) for do in wanted]
-            self.transfers.run(PieceTable(pieces), self._abort)
-        finally:
-            pool.give(buffer)
 
     def _run(self, table: PieceTable, *, how: Capability) -> list[Moved]:
         """Transfer pieces, as a store of these capabilities has it; through a ring as many at a
@@ -173,7 +154,7 @@ class BatchMover:
         self, chunks: Sequence[_Chunk], buffer: Buffer, does: Does, *, how: Capability
     ) -> None:
         live = [chunk for chunk in chunks if chunk.of.error is None]
-        writes = bool(does & Does.WRITE)
+        writes, does = bool(does & Does.WRITE), _done_to(does, how)
         owners: list[_Chunk] = []
         firsts: list[int] = []
         pieces: list[Piece] = []
@@ -181,7 +162,8 @@ class BatchMover:
             of, address = chunk.of, buffer.address + chunk.page * PAGE_BYTES
             rows = self._pieces(number, of.spans, of.ref, chunk.offset, chunk.nbytes, address, does)
             if of.names is not None:
-                rows = _with_steps(number, of.names, rows, writes=writes)
+                beside = does & Does.NOWHERE
+                rows = _with_steps(number, of.names, rows, writes=writes, beside=beside)
             first = len(pieces)
             pieces.extend(rows)
             owners += [chunk] * (len(pieces) - first)
@@ -218,7 +200,7 @@ class BatchMover:
         if moved.began_ns and piece.does & STEPS:
             began_ns, ended_ns, _ = self._calls(moved)
             opening = "create" if writes else "open"
-            timer.stepped(_STEPS.get(Does(piece.does), opening), began_ns, ended_ns)
+            timer.stepped(_STEPS.get(Does(piece.does & STEPS), opening), began_ns, ended_ns)
         elif moved.began_ns:
             timer.called(*self._calls(moved), moved.host_ns)
         else:
@@ -227,14 +209,18 @@ class BatchMover:
             of.error = _error(moved.error, of.ref, writes=writes)
 
 
+def _done_to(does: Does, how: Capability) -> Does:
+    return does | Does.NOWHERE if Capability.NOWHERE in how else does
+
+
 def _with_steps(
-    number: int, names: Names, pieces: Iterable[Piece], *, writes: bool
+    number: int, names: Names, pieces: Iterable[Piece], *, writes: bool, beside: Does
 ) -> Iterator[Piece]:
     """Yield the pieces of an object between the steps of its file."""
     directory, name = names.directory, native.address_of(names.name)
 
     def step(does: Does, *, offset: int = 0, nbytes: int = 0, to: int = 0) -> Piece:
-        return Piece(number, does, directory, offset, nbytes, name, to, 0, 0)
+        return Piece(number, does | beside, directory, offset, nbytes, name, to, 0, 0)
 
     yield step(Does.OPEN, offset=names.flags, nbytes=NEW_MODE)
     yield from pieces

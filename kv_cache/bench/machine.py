@@ -45,6 +45,7 @@ class RunMachine(Struct, frozen=True):
     witness: Witness
     monitor: MachineMonitor
     tracer: "Tracer | None"
+    mover: Mover
     drive: Drive
 
     def resize(self, users: int) -> None:
@@ -85,8 +86,6 @@ def open_machine(
     payload = Payload(Seed(plan.seed).child("payload"), config.io.buffer_mib * MIB)
     verify = Verify(config.io.verify)
     batches = native_batches(payload, state.clock, verify, opening.abort, config.io.threads)
-    if plan.rehearse and config.io.engine in ("buffered", "mmap"):
-        batches = None  # what is rehearsed is moved in Python
     mover = Mover(
         stores.by_tier,
         payload,
@@ -116,7 +115,14 @@ def open_machine(
         prepare=partial(_prepare_thread, config),
     )
     return RunMachine(
-        config, directories, stores, witness, _monitor(config, stores, devices), tracer, drive
+        config,
+        directories,
+        stores,
+        witness,
+        _monitor(config, stores, devices),
+        tracer,
+        mover,
+        drive,
     )
 
 

@@ -100,6 +100,10 @@ class RealRun(RunState):
         """Serve `users` from now on, with the workers that they need."""
         self._machine.resize(users)
 
+    def move_less(self, share: float) -> None:
+        """Move only so much of each object from now on; no more than before."""
+        self._machine.mover.share = share
+
     def execute(self, tick: Tick, *, measure: bool = True) -> RunOutcome:
         """Run all phases; without `measure`, those before the warm-up. `tick` is called a few
         times a second, to show progress."""

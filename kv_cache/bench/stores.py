@@ -29,6 +29,7 @@ from kv_cache.core.errors import NoAnswerError, StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB, gib_to_bytes
+from kv_cache.tiers import native
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.gpu import GpuStore, find_devices
@@ -36,6 +37,7 @@ from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.native import AbortFlag
 from kv_cache.tiers.null import RehearsalStore
 from kv_cache.tiers.nvme import NvmeStore, Striped, open_storage, uring
+from kv_cache.tiers.nvme.rehearsal import rehearsed_storage
 
 Wrap = Callable[[Store], Store]
 Drive = CacheDir | RawDevice | RunPrefix
@@ -152,7 +154,21 @@ class _Opener:
             case Tier.GPU:
                 return self._gpu_store(capacity)
             case Tier.NVME:
-                return RehearsalStore(Tier.NVME) if self._plan.rehearse else self._storage(capacity)
+                return self._rehearsed(capacity) if self._plan.rehearse else self._storage(capacity)
+
+    def _rehearsed(self, capacity: int) -> Store:
+        """Open what takes no time: as the storage is where native transfers move its bytes."""
+        if isinstance(native.library(), str):
+            return RehearsalStore(Tier.NVME)
+        io = self._config.io
+        return rehearsed_storage(
+            capacity,
+            layout=io.layout,
+            engine=io.engine,
+            write_engine=io.write_engine,
+            fsync=self._config.fsync(),
+            rename=io.rename,
+        ) or RehearsalStore(Tier.NVME)
 
     def _storage(self, capacity: int) -> Store:
         """Open one store for each drive."""

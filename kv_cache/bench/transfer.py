@@ -34,7 +34,7 @@ from kv_cache.core.effect import (
 )
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
-from kv_cache.core.units import MIB
+from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers import native
 from kv_cache.tiers.base import Capability, NamedStore, Sink, Store, Tap, reason_of
 from kv_cache.tiers.buffers import Buffer, BufferPool
@@ -128,6 +128,8 @@ class Mover:
             if self._in_batches[tier] and Capability.NAMED in store.capabilities
         }
         self._how = {tier: store.capabilities for tier, store in stores.items()}
+        self.share = 1.0
+        """How much of each object is moved: a rehearsal may move less, from then on."""
 
     def verified(self, done: OpDone) -> bool:
         """Whether what was read was compared with what must be there."""
@@ -155,12 +157,13 @@ class Mover:
             at_once = Capability.AT_ONCE in self._how[op.target.tier]
             kind = self._batch_kind(op) if at_once else None
             unit, room = together.get(kind, ([], 0)) if kind is not None else ([], 0)
-            if not unit or len(unit) == BATCH or op.target.nbytes > room:
+            nbytes = _beginning(op.target, self.share).nbytes
+            if not unit or len(unit) == BATCH or nbytes > room:
                 unit, room = [], min(AT_ONCE_BYTES, self._size)
                 units.append(unit)
             unit.append(number)
             if kind is not None:
-                together[kind] = unit, room - op.target.nbytes
+                together[kind] = unit, room - nbytes
         return units
 
     def perform_all(self, ops: Sequence[Op]) -> list[OpDone]:
@@ -185,11 +188,12 @@ class Mover:
             return self.perform_all((op,))[0]
         match op:
             case Read(copy=ref):
-                return self._read(op, ref)
+                return self._read(op, _beginning(ref, self.share))
             case Write(copy=ref):
-                return self._write(op, ref)
+                return self._write(op, _beginning(ref, self.share))
             case Move(source=source, target=target):
-                return self._move(op, source, target)
+                share = self.share  # of both sides
+                return self._move(op, _beginning(source, share), _beginning(target, share))
             case Delete(copy=ref):
                 return self._delete(op, ref)
 
@@ -273,7 +277,11 @@ class Mover:
         how = self._how[ops[0].copy.tier]
         kind = OpKind.READ if reads else OpKind.WRITE
         batch = [
-            Batched(op, LegTimer(self._clock, self._pulse, op.cause, op.copy.tier, kind))
+            Batched(
+                op,
+                _beginning(op.copy, self.share),
+                LegTimer(self._clock, self._pulse, op.cause, op.copy.tier, kind),
+            )
             for op in ops
         ]
         try:
@@ -461,10 +469,6 @@ class Mover:
         a buffer of a load holds nothing that could be verified."""
         self._check_abort()
         loads = pool is self._loads
-        if self._batches is not None:
-            if not loads or self._verify is not Verify.OFF:
-                self._batches.rehearse(ref, offset, pool)
-            return
         buffer = pool.take(self._payload.tint(ref, offset))
         try:
             if not loads or self._verify is not Verify.OFF:
@@ -486,3 +490,10 @@ class Mover:
         legs = (timer.leg(ref.nbytes),)
         reason, side = (None, None) if error is None else (error.reason, timer.kind)
         return OpDone(op, timer.started_ns, self._clock.now_ns(), legs, reason, side)
+
+
+def _beginning(ref: CopyRef, share: float) -> CopyRef:
+    """Return so much of a copy, in whole pages: all of it but in a rehearsal."""
+    if share == 1.0:
+        return ref
+    return ref._replace(nbytes=max(1, round(ref.nbytes * share / PAGE_BYTES)) * PAGE_BYTES)

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from kv_cache.core.kinds import Outcome, Phase, Tier
 from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.units import NS_PER_S
+from kv_cache.metrics.ceiling import CeilingPoint
 from kv_cache.metrics.recorder import Recorder
 from kv_cache.metrics.until import Precision
 from kv_cache.metrics.window import Series
@@ -53,7 +54,7 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     unanswered: Mapping[str, Any] | None = None  # the calls on storage that were given up
     kernel: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     witness: Mapping[str, Any] = field(default_factory=dict)
-    ceiling: Mapping[str, Any] | None = None  # what the client could do, from --certify
+    ceiling: Sequence[CeilingPoint] | None = None  # what the client could do, from --certify
     offered_forgotten: int = 0  # blocks whose being asked for again would not be seen
     record_bytes: int = 0  # that the program wrote to files of records
     buffers: Mapping[str, Any] = field(default_factory=dict)

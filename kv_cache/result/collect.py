@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, to_builtins
 from msgspec.structs import asdict
 
 from kv_cache import __version__
@@ -267,7 +267,7 @@ def _evidence(outcome: RunOutcome) -> EvidenceFacts:
         link=witness.get("link") or {},
         client={
             "cores": witness.get("cores"),
-            "ceiling": None if outcome.ceiling is None else plain(dict(outcome.ceiling)),
+            "ceiling": outcome.ceiling and {"points": to_builtins(outcome.ceiling)},
             **(witness.get("lag") or {}),
             **(witness.get("cpu_users") or {}),
         },

@@ -10,17 +10,19 @@ from typing import Any
 
 from kv_cache.core.kinds import OpKind, Phase, Qos
 from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
+from kv_cache.metrics.ceiling import CeilingPoint, limit_object_bytes
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.passport import judge
 from kv_cache.metrics.rules.readings import CACHED_ENGINES
 from kv_cache.metrics.slo import parse_slos
 from kv_cache.metrics.steady import ROUNDS, WindowSample, trends
 from kv_cache.metrics.summary import NETWORK, call_ms, per_second, ratio
-from kv_cache.result.counted import EvidenceFacts, LedgerFacts
+from kv_cache.result.counted import EvidenceFacts, Json, LedgerFacts
 from kv_cache.result.paths import value_at
 from kv_cache.result.run import (
     CountedRun,
     MisshapenError,
+    converted,
     number,
     times,
     total_bytes,
@@ -28,6 +30,9 @@ from kv_cache.result.run import (
 )
 from kv_cache.result.sections import KINDS, bytes_per_second, measured_windows, targets_ms
 from kv_cache.tiers.payload import MISMATCH
+
+_RATES = ("bytes_per_second", "operations_per_second")
+_OF_POINTS = ("object_bytes", *_RATES, "cores_used")
 
 
 def passport(run: CountedRun) -> dict[str, Any]:
@@ -359,6 +364,7 @@ def _client(run: CountedRun) -> dict[str, Any]:
         "storage_gib": moved / GIB,
         "cpu_s_per_gib": cpu_s / (moved / GIB) if cpu_s is not None and moved else None,
         "cores_used": None if cpu_s is None else per_second(cpu_s, run.window_s),
+        "ceiling": _ceiling(run),
         **_others_cores(run, cpu_s),
         **{
             f"schedule_lag_p{p}_ms": _ms(together.histogram_lateness, p)
@@ -372,6 +378,30 @@ def _client(run: CountedRun) -> dict[str, Any]:
         "storage_read_p99_ms": _ms(loads, 99),
         "storage_write_p50_ms": _ms(stored, 50),
         "storage_write_p99_ms": _ms(stored, 99),
+    }
+
+
+def _ceiling(run: CountedRun) -> Json | None:
+    """Return what --certify measured beside what the run did; of an older document as it is."""
+    ceiling = _facts(run).client.get("ceiling")
+    if not isinstance(ceiling, Mapping) or not ceiling.get("points"):
+        return ceiling
+    place = "kv_cache.passport.evidence.client.ceiling.points"
+    points = converted(ceiling["points"], list[CeilingPoint], place)
+    rows = [run.ledger.window("storage", kind) for kind in KINDS]
+    reached = per_second(sum(map(total_bytes, rows)), run.window_s)
+    return {
+        **{name: getattr(points[0], name) for name in _RATES},
+        "measured_bytes_per_second": reached,
+        "measured_operations_per_second": per_second(
+            sum(map(total_operations, rows)), run.window_s
+        ),
+        "ratio": points[0].bytes_per_second / reached if reached else None,
+        "limit_object_bytes": limit_object_bytes(points, reached) if reached else None,
+        "points": [
+            {name: getattr(point, name) for name in (*_OF_POINTS, *point.__struct_fields__)}
+            for point in points
+        ],
     }
 
 

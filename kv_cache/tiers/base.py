@@ -44,6 +44,7 @@ class Capability(Flag):
     RINGS = auto()  # through an io_uring
     WHOLE = auto()  # positional calls are all that an operation needs, but for those of `names`
     NAMED = auto()  # a file an object: it is a `NamedStore`
+    NOWHERE = auto()  # and are not moved at all: a rehearsal does all but the system calls
 
 
 class Span(NamedTuple):

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import Qos
 from kv_cache.core.units import AT_LEAST
+from kv_cache.metrics.ceiling import ceiling_sentence
+from kv_cache.metrics.evidence import Evidence
 from kv_cache.result.metrics import METRICS, Json, Metric
 from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import (
@@ -93,7 +95,7 @@ def _sections(run: PublishedRun, section: Json) -> Iterator[ViewSection]:
     yield ViewSection(title="Know first", parts=present(Remarks(texts=run.notes)))
     yield ViewSection(title="What ran", parts=[FactList(rows=identity_facts(section))])
     yield ViewSection(title="Tiers", parts=[tier_table(run)])
-    yield ViewSection(title="At a glance", parts=_glance(run))
+    yield ViewSection(title="At a glance", parts=_glance(run, section))
     if run.preconditioning is not None:
         parts = preconditioning_parts(run.preconditioning, run.config)
         yield ViewSection(title="Preconditioning", parts=parts)
@@ -252,9 +254,11 @@ def tier_table(run: PublishedRun) -> Table:
 _TIMES = ("p50", "p95", "p99")
 
 
-def _glance(run: PublishedRun) -> list[Part]:
+def _glance(run: PublishedRun, section: Json) -> list[Part]:
     """One line for each question that a reader of the terminal has."""
-    rows = [*counted_facts(run), *policy_facts(run), *_rules(run)]
+    ceiling = ceiling_sentence(Evidence(value_at(section, "passport.evidence.client")))
+    client = [] if ceiling is None else [("client's ceiling", ceiling)]
+    rows = [*counted_facts(run), *policy_facts(run), *client, *_rules(run)]
     twin = None if run.twin is None else prediction_part(run.twin)
     return present(FactList(rows=rows), twin)
 

@@ -199,13 +199,15 @@ def test_a_table_of_numpy_is_worked_off_as_pieces_are(tmp_path: Path) -> None:
     os.close(rig.fd)
 
 
-def test_a_rehearsal_stamps_and_verifies_and_calls_nothing(rig: Rig) -> None:
-    nowhere = [p._replace(fd=-1) for p in rig.pieces([2, 2], Does.WRITE | STAMPED | Does.NOWHERE)]
-    found = [p._replace(does=FULL | Does.NOWHERE) for p in nowhere]
-    results = rig.transfers.run(PieceTable([*nowhere, *found]), rig.abort)
-    assert [(m.error, m.nbytes) for m in results] == [(0, 2 * PAGE_BYTES)] * 4
-    wrong = [p._replace(base1=p.base1 + 1) for p in found]
-    assert [m.error for m in rig.transfers.run(PieceTable(wrong), rig.abort)] == [WRONG, WRONG]
+@pytest.mark.parametrize("does", [Does.WRITE | STAMPED, Does.READ, STAMPED, FULL])
+def test_a_rehearsal_calls_nothing_and_reads_find_what_they_look_for(rig: Rig, does: Does) -> None:
+    sizes = [2, 3, 4]
+    nowhere = [p._replace(fd=-1) for p in rig.pieces(sizes, does | Does.NOWHERE)]
+    for byte in (0, 0x5A):
+        rig.read.array[:] = byte
+        results = rig.run(nowhere)
+        assert [(m.error, m.nbytes) for m in results] == [(0, n * PAGE_BYTES) for n in sizes]
+        assert all((m.host_ns > 0) is (does is not Does.READ) for m in results)
 
 
 def test_another_version_and_another_place_are_wrong(rig: Rig) -> None:

@@ -56,6 +56,8 @@ from kv_cache.tiers.base import Capability, Sink, Span, Store, Tap
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme import choose_engine
 from kv_cache.tiers.payload import Payload
+from kv_cache.view.parts import FactList
+from kv_cache.view.run import run_view
 from tests import cli
 from tests.integration.test_runs import wait_for_objects
 from tests.passports import named, names, rule, says, status
@@ -817,11 +819,12 @@ def test_a_run_that_measures_the_client_is_named(
 
     slowed("bases")  # which both need
     # Far above what any ratio is when the client is most of the time; others use the CPU too.
-    wide = {"certify_s": 1, "least_ceiling_ratio": 20, "idle_cores": 0}
+    wide = {"certify_s": 3, "least_ceiling_ratio": 20, "idle_cores": 0}
     made = job(tmp_path, "--duration=1.5", passport=wide)
     own = told(tmp_path, made, certified(made, performed(made, untouched)))
     assert named(own).get("V13") in ("suspect", "invalid"), rule(own, "V13")
-    assert "with a null store this workload runs" in says(own, "V13")
+    assert "this client could do" in says(own, "V13")
+    assert "the limit itself" in says(own, "V13")
     names(own)
 
 
@@ -865,13 +868,26 @@ def test_a_certified_run_tells_its_ceiling_and_leaves_no_files(
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    own = ran(tmp_path, "--certify", passport={"certify_s": 0.5})
+    own = ran(tmp_path, "--certify", passport={"certify_s": 2})
     names(own)
-    found = own["passport"]["evidence"]["client"]["ceiling"]
-    assert all(math.isfinite(number) and number > 0 for number in found.values())
+    found = dict(own["passport"]["evidence"]["client"]["ceiling"])
+    points, limit = found.pop("points"), found.pop("limit_object_bytes")
+    assert all(
+        math.isfinite(number) and number > 0
+        for each in (found, *points)
+        for number in each.values()
+    )
     assert found["ratio"] == pytest.approx(
         found["bytes_per_second"] / found["measured_bytes_per_second"]
     )
+    sizes = [point["object_bytes"] for point in points]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[-1]
+    assert limit is None or PAGE_BYTES <= limit <= sizes[0] + 1
+    assert points[0]["bytes_per_second"] > points[-1]["bytes_per_second"]
+    lists = [part for each in run_view(own).sections for part in each.parts]
+    rows = dict(row for part in lists if isinstance(part, FactList) for row in part.rows)
+    assert rows["client's ceiling"].startswith("this client could do ")
     assert list(temporary.iterdir()) == []
     assert not (tmp_path / "cache").exists()
 
@@ -910,7 +926,8 @@ def test_there_is_no_ratio_to_a_run_that_moved_nothing(tmp_path: Path) -> None:
     made = job(tmp_path, "--cpu-mem-gb=0.5", "--max-requests=3", passport={"certify_s": 0.2})
     outcome = certified(made, performed(made, untouched))
     assert outcome.ceiling is not None
-    assert outcome.ceiling["ratio"] is None
+    own = told(tmp_path, made, outcome)
+    assert own["passport"]["evidence"]["client"]["ceiling"]["ratio"] is None
 
 
 # --- V15 and V25: the harness is late --------------------------------------------------------

@@ -157,6 +157,10 @@ BUFFERED = [
     {"operation": "write", "engine": "buffered", "operations": 10, "bytes": 20 * GIB},
 ]
 SLOW_CEILING = {"ratio": 1.05}
+CURVE = {
+    "ratio": 1.05, "operations_per_second": 21_400.0, "bytes_per_second": 5.2 * GIB,
+    "limit_object_bytes": 98_304, "points": [{"object_bytes": 262_144.0}, {"object_bytes": 4096.0}],
+}  # fmt: skip
 
 FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
     "reads come from the page cache": (
@@ -255,6 +259,9 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V13", "suspect", {"client.ceiling": SLOW_CEILING, "client.cores_used": 0.6}, "1.05"),
     "the client is the limit": (
         "V13", "invalid", {"client.ceiling": SLOW_CEILING, "client.cores_used": 7.5}, "7.50"),
+    "the client would be the limit at smaller objects": (
+        "V13", "suspect", {"client.ceiling": CURVE, "client.cores_used": 0.6},
+        "below 96 KiB it would be the limit itself; the run used 0.60 of 8 cores"),
     "others use all cores": (
         "V13", "suspect", {"client.others_cores": 7.0, "client.idle_cores": 0.6,
                            "client.busiest": [{"name": "make", "cpu_s": 69.0}]}, "make (69.0 s)"),

@@ -12,7 +12,8 @@ from kv_cache.config.load import load_config
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import ABORTED, CopyRef, IoChunk, Leg, Move, Op, OpDone, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
-from kv_cache.core.units import GIB, MIB, NS_PER_MS, NS_PER_S
+from kv_cache.core.units import GIB, MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
+from kv_cache.metrics.ceiling import CeilingPoint
 from kv_cache.metrics.outcome import RunOutcome, TierFacts
 from kv_cache.metrics.passport import RULES
 from kv_cache.metrics.recorder import Edges, Recorder
@@ -355,10 +356,39 @@ def test_the_latency_of_loads_is_the_device_time_within_the_window() -> None:
     assert evidence(recorded())["client"]["storage_read_p50_ms"] is None
 
 
-def test_the_ceiling_is_told_as_it_was_found() -> None:
-    found = {"bytes_per_second": 5.0, "ratio": 2.0}
-    assert evidence(recorded(), ceiling=found)["client"]["ceiling"] == found
+def test_the_ceiling_is_its_points_beside_what_the_run_did() -> None:
+    big = CeilingPoint(seconds=2.0, operations=200, bytes=200 * MIB, cpu_s=1.0)
+    small = CeilingPoint(seconds=1.0, operations=200, bytes=200 * PAGE_BYTES, cpu_s=1.5)
+    made = evidence(busy(), ceiling=[big, small])["client"]["ceiling"]
+    window_s = (END_NS - START_NS) / NS_PER_S
+    reached = 6 * MIB / window_s  # three operations
+    assert made.pop("points") == [
+        {
+            "object_bytes": point.object_bytes, "operations_per_second": ops,
+            "bytes_per_second": point.bytes / point.seconds, "cores_used": cores,
+            "seconds": point.seconds, "operations": 200, "bytes": point.bytes,
+            "cpu_s": point.cpu_s,
+        }
+        for point, ops, cores in ((big, 100, 0.5), (small, 200, 1.5))
+    ]  # fmt: skip
+    assert made == {
+        "bytes_per_second": 100 * MIB,
+        "operations_per_second": 100,
+        "measured_bytes_per_second": reached,
+        "measured_operations_per_second": 3 / window_s,
+        "ratio": 100 * MIB / reached,
+        "limit_object_bytes": None,  # the small objects are faster, too
+    }
     assert evidence(recorded())["client"]["ceiling"] is None
+    unused = evidence(recorded(), ceiling=[big])["client"]["ceiling"]
+    assert (unused["ratio"], unused["limit_object_bytes"]) == (None, None)
+
+
+def test_the_ceiling_of_an_older_document_stays() -> None:
+    facts = facts_of(recorded())
+    older = {"bytes_per_second": 5.0, "ratio": 2.0}
+    facts.facts.passport.evidence.client["ceiling"] = older
+    assert gather(facts)["client"]["ceiling"] == older
 
 
 def test_the_shortest_promise_of_all_classes_is_the_measure_of_lag() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import inf
 
+from kv_cache.metrics.ceiling import ceiling_sentence
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, Status, invalid, nothing, suspect, unknown, well
 from kv_cache.metrics.rules.readings import SHORT_WINDOW_S, percent
@@ -16,7 +17,7 @@ def client(e: Evidence, t: Thresholds) -> Iterator[Look]:
     used, cores = e.number("client.cores_used"), e.number("client.cores")
     ratio = e.number("client.ceiling.ratio")
     share = used / cores if used is not None and cores else None
-    load = "" if used is None or not cores else f", using {used:.2f} of {cores:g} cores"
+    load = "" if used is None or not cores else f"{used:.2f} of {cores:g} cores"
     if (e.number("completeness.window_s") or 0) < SHORT_WINDOW_S:
         yield unknown(f"a window of less than {SHORT_WINDOW_S:g} s says nothing of the client")
         return
@@ -30,7 +31,7 @@ def client(e: Evidence, t: Thresholds) -> Iterator[Look]:
             "and not the device; measure its ceiling with --certify, or use more cores"
         )
     else:
-        yield well(f"the client left cores idle{load}; --certify measures its ceiling")
+        yield well(f"the client left cores idle, using {load}; --certify measures its ceiling")
     yield from _others(e, t)
 
 
@@ -56,7 +57,10 @@ def _against_ceiling(e: Evidence, t: Thresholds, ratio: float, load: str) -> Loo
     used, cores = e.numbers("client", "cores_used", "cores")
     # One interpreter runs on one core at a time, however many there are.
     busy = used is not None and used > t.most_cores_share * min(1.0, cores or 1.0)
-    fact = f"with a null store this workload runs {ratio:.2f} times as fast{load}"
+    curve = ceiling_sentence(Evidence(e.at("client")))
+    fact = curve or f"with a null store this workload runs {ratio:.2f} times as fast"
+    if load:
+        fact += f"; the run used {load}" if curve else f", using {load}"
     if ratio >= t.least_ceiling_ratio:
         return well(fact)
     if keeps_its_schedule(e, t):
@@ -69,7 +73,7 @@ def _against_ceiling(e: Evidence, t: Thresholds, ratio: float, load: str) -> Loo
     if used is not None and used < t.idle_cores:
         return well(f"{fact}, but the client is idle: the load asks for no more")
     return suspect(
-        f"{fact}, below {t.least_ceiling_ratio:g}: the client is part of the number; use more "
+        f"{fact}: below {t.least_ceiling_ratio:g} times the client is part of the number; use more "
         "cores or larger blocks"
     )
 

@@ -31,7 +31,7 @@ class Does(IntFlag):
     WRITE = 1
     STAMPED = 2  # a write is stamped first, the stamps of a read are looked at
     NOISE = 4  # and so is all between them
-    NOWHERE = 8  # all of it but the system calls
+    NOWHERE = 8  # all of it but the system calls: a read finds what it looks for
     OPEN = 16  # steps of a file that the object has to itself
     SYNC = 32
     CLOSE = 64

@@ -101,9 +101,18 @@ static int has_noise(const struct piece *piece, const struct noise *noise) {
   return 0;
 }
 
-static void take(struct piece *piece) {
-  if (!(piece->flags & STAMPED && piece->flags & WRITE)) return;
+/* What a read would bring that goes nowhere, where it is not yet. */
+static void bring(const struct piece *piece, const struct noise *noise) {
+  uint64_t *page = (uint64_t *)(uintptr_t)piece->address;
+  const uint64_t *made = noise->words;
+  for (int64_t i = 0; i < piece->nbytes / PAGE; i++, page += PAGE_WORDS, made += PAGE_WORDS)
+    if (page[PLAIN] != made[PLAIN]) memcpy(page, made, PAGE);
+}
+
+static void take(struct piece *piece, const struct noise *noise) {
+  if (!(piece->flags & STAMPED && piece->flags & (WRITE | NOWHERE))) return;
   int64_t taken_ns = now_ns();
+  if (piece->flags & NOWHERE && piece->flags & NOISE) bring(piece, noise);
   stamp(piece);
   piece->host_ns = now_ns() - taken_ns;
 }
@@ -156,6 +165,7 @@ static int64_t moved_all(struct piece *piece) {
 static int64_t stepped(const struct piece *piece, int *file) {
   const char *name = (const char *)(uintptr_t)piece->address;
   int at = (int)piece->fd, done;
+  if (piece->flags & NOWHERE) return 0;
   do {
     if (piece->flags & OPEN) {
       done = *file = openat(at, name, (int)piece->offset, (mode_t)piece->nbytes);
@@ -184,7 +194,7 @@ void kv_transfer(struct piece *pieces, int64_t count, const int32_t *abort, cons
       continue;
     }
     if (file >= 0 && !(piece->flags & STEPS)) piece->fd = file;
-    take(piece);
+    take(piece, noise);
     piece->began_ns = now_ns();
     int64_t error = piece->flags & STEPS ? stepped(piece, &file) : moved_all(piece);
     end(piece, error, now_ns(), noise);
@@ -382,6 +392,7 @@ static void queue(struct ring *ring, const struct piece *piece, int64_t number) 
   struct io_uring_sqe *sqe = &ring->sqes[index];
   memset(sqe, 0, sizeof *sqe);
   sqe->opcode = piece->flags & WRITE ? IORING_OP_WRITE : IORING_OP_READ;
+  if (piece->flags & NOWHERE) sqe->opcode = IORING_OP_NOP;
   sqe->fd = (int)piece->fd;
   sqe->addr = piece->address + (uint64_t)piece->moved;
   sqe->len = (unsigned)(piece->nbytes - piece->moved);
@@ -414,7 +425,7 @@ int kv_transfer_many(struct ring *ring, struct piece *pieces, int64_t count, int
         piece->error = stopped(abort) ? ABORTED : LEFT_OUT;
         continue;
       }
-      take(piece);
+      take(piece, noise);
       queue(ring, piece, next);
       in_flight++;
     }
@@ -430,6 +441,7 @@ int kv_transfer_many(struct ring *ring, struct piece *pieces, int64_t count, int
       const struct io_uring_cqe *cqe = &ring->cqes[head & *ring->cq_mask];
       struct piece *piece = &pieces[cqe->user_data];
       int64_t number = (int64_t)cqe->user_data, done = cqe->res;
+      if (piece->flags & NOWHERE && !done) done = piece->nbytes;
       __atomic_store_n(ring->cq_head, ++head, __ATOMIC_RELEASE);
       if (done > 0) piece->moved += done;
       int rest = done > 0 && piece->moved < piece->nbytes;

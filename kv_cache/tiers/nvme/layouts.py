@@ -119,6 +119,11 @@ class Root:
             os.close(fd)
 
 
+def arena_files(capacity: int) -> int:
+    """Return how many files of its own an arena is made of."""
+    return max(1, min(ARENA_FILES, capacity // BUCKET_BYTES))
+
+
 def _name(number: int, kind: str) -> str:
     return f"{number % SHARDS:02x}/{number:016x}{kind}.kv"
 
@@ -219,8 +224,7 @@ class Arena:
         descriptors of its own. `files` (or block devices), which exist and are large enough
         together, take the place of new ones."""
         if files is None:
-            count = max(1, min(ARENA_FILES, capacity // BUCKET_BYTES))
-            names = [_name(i, ".arena") for i in range(count)]
+            names = [_name(i, ".arena") for i in range(arena_files(capacity))]
             below = Root.with_shards(root)
         else:
             names = [os.path.abspath(file) for file in files]

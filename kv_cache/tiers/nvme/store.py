@@ -17,7 +17,7 @@ from kv_cache.tiers.nvme.engines import Engine, Region
 from kv_cache.tiers.nvme.layouts import FilePerObject, Layout, Spans, close_all
 
 
-class _Syncer:
+class Syncer:
     """`never`; `object`: before an object is complete; `batch`: every few objects at once, so
     that the last few of a run are only on the device when the store is closed."""
 
@@ -87,7 +87,7 @@ class NvmeStore:
         self._reader = reader
         self._writer = writer
         self._fsync = fsync
-        self._syncer = _Syncer(fsync)
+        self._syncer = Syncer(fsync)
         self._note = note
         self.removal = layout.removal
         self.capabilities = reader.capabilities & writer.capabilities
@@ -215,7 +215,7 @@ class _Regions:
 class _FileSink:
     """Writes one object; what the operating system refuses is an error of the storage."""
 
-    def __init__(self, ref: CopyRef, layout: Layout, engine: Engine, syncer: _Syncer) -> None:
+    def __init__(self, ref: CopyRef, layout: Layout, engine: Engine, syncer: Syncer) -> None:
         self.engine = engine.name
         self.steps = Steps()
         self._ref = ref
