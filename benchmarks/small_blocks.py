@@ -15,8 +15,6 @@ ours-fio-fio-ours (A B B A); a ratio is the median of the groups' with its inter
 import argparse
 import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import io_path
 from benchmarks.devices import leave_cleanly_on_sigterm, ram_directory
 from benchmarks.figures import Figure, middle_ratio, percentile, table
+from benchmarks.twin import program
 from kv_cache.app.twin import TwinOptions, checked, run_twin, twin_of
 from kv_cache.core.units import GIB
 
@@ -103,19 +102,9 @@ def _figure(
     return Figure(number=number, what=what, wanted=f"{wanted:g}", seen=f"{seen}{more}", met=met)
 
 
-def _program(place: Path, *args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "kv-cache.py"), *args], cwd=place, capture_output=True,
-        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    if done.returncode:
-        sys.exit(done.stderr)
-    return done.stdout
-
-
 def _run(place: Path, device: Path, flags: Sequence[str], seconds: float) -> dict[str, Any]:
     """Run once; return bytes of storage a second, CPU seconds and the rules that spoke."""
-    _program(
+    program(
         place, "run", *_LOAD, *flags, f"--duration={seconds:g}", f"--cache-dir={device}",
         "--output=R.json",
     )  # fmt: skip

@@ -39,7 +39,7 @@ class Does(IntFlag):
     SECTORS = 256  # the stamps are in every 512 bytes, and not in every page
 
 
-STEPS = Does.OPEN | Does.SYNC | Does.CLOSE | Does.RENAME
+STEPS = int(Does.OPEN | Does.SYNC | Does.CLOSE | Does.RENAME)
 
 
 class Piece(NamedTuple):
