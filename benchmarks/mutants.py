@@ -299,9 +299,9 @@ MUTANTS = (
     ),
     Mutant(
         "a copy takes its bytes and no whole pages",
-        "kv_cache/cache/room.py",
-        "return round_up(block.nbytes, PAGE_BYTES)",
-        "return block.nbytes",
+        "kv_cache/core/block.py",
+        "return self.objects * round_up(-(-self.nbytes // self.objects), PAGE_BYTES)",
+        "return self.nbytes",
         ("tests/property/test_cache_machine.py",),
     ),
     Mutant(

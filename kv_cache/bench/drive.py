@@ -27,6 +27,7 @@ from kv_cache.core.effect import (
     Transfer,
 )
 from kv_cache.core.kinds import Outcome
+from kv_cache.core.object_ops import leftovers, of_blocks, of_objects
 from kv_cache.core.record import RequestRecord, unstarted
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
@@ -445,7 +446,8 @@ class Drive:
                 elif isinstance(effect, Spawn):
                     self._background_left += 1
             results = self._perform(effect, event)
-            done = Done(self._clock.now_ns(), tuple(results))
+            ops = effect.ops if isinstance(effect, Transfer) else ()
+            done = Done(self._clock.now_ns(), of_blocks(ops, results))
 
     def _perform(self, effect: Effect, event: threading.Event | None) -> list[OpDone]:
         match effect:
@@ -461,6 +463,12 @@ class Drive:
         return []
 
     def _transfer(self, ops: tuple[Op, ...]) -> list[OpDone]:
+        """Return what became of the objects of each, and of what had to be deleted again."""
+        done = self._move(of_objects(ops))
+        left = leftovers(ops, done)
+        return done + self._move(left) if left else done
+
+    def _move(self, ops: tuple[Op, ...]) -> list[OpDone]:
         if self._io_threads == 1 or not self._mover.worth_sharing(ops):
             return self._mover.perform_all(ops)
         batch = _IoBatch(ops, self._mover)

@@ -81,24 +81,17 @@ class Copies:
         readable = (c for c in below if c is not None and c.state is State.RESIDENT)
         return next(readable, None)
 
-    def new(
-        self,
-        key: Key,
-        index: int,
-        nbytes: int,
-        *,
-        tokens: int = 0,
-        position: Position = NO_POSITION,
-    ) -> Copy:
+    def new(self, block: Block, index: int, *, position: Position = NO_POSITION) -> Copy:
         """List a copy of new data, which is to be written."""
         version = self._next_version
-        self._next_version += 1
-        ref = self._new_ref(key, index, nbytes, version)
-        return self._list(index, Copy(ref, tokens=tokens, position=position))
+        self._next_version += block.objects
+        ref = self._new_ref(block.key, index, block.stored_bytes, version, block.objects)
+        return self._list(index, Copy(ref, tokens=block.tokens, position=position))
 
     def new_from(self, source: Copy, index: int) -> Copy:
         """List a copy that is to be made from another one."""
-        ref = self._new_ref(source.ref.key, index, source.ref.nbytes, source.ref.version)
+        _, key, _, nbytes, version, objects = source.ref
+        ref = self._new_ref(key, index, nbytes, version, objects)
         copy = Copy(
             ref,
             derived=True,
@@ -124,10 +117,10 @@ class Copies:
                     assert self.index_of[copy.ref.tier] == index, "a copy is in another tier"
                     assert copy.state is not State.LEAVING, "a leaving copy can be found"
 
-    def _new_ref(self, key: Key, index: int, nbytes: int, version: int) -> CopyRef:
+    def _new_ref(self, key: Key, index: int, nbytes: int, version: int, objects: int) -> CopyRef:
         copy_id = self._next_copy_id
-        self._next_copy_id += 1
-        return CopyRef(copy_id, key, self._tiers[index], nbytes, version)
+        self._next_copy_id += objects
+        return CopyRef(copy_id, key, self._tiers[index], nbytes, version, objects)
 
     def _list(self, index: int, copy: Copy) -> Copy:
         self.by_id[copy.ref.copy_id] = copy

@@ -23,10 +23,11 @@ from kv_cache.cache.counts import CopyTally, Prefetches
 from kv_cache.cache.ledger import Claim, Ledger
 from kv_cache.cache.limits import CacheRules, TierLimits, TierSpec
 from kv_cache.cache.plans import Backup, Demotion, Placement, RoomLevel, RoomPlan
-from kv_cache.cache.room import Draft, RoomPlanner, stored_bytes
+from kv_cache.cache.room import Draft, RoomPlanner
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import CopyRef, Token
 from kv_cache.core.kinds import Tier
+from kv_cache.core.object_ops import objects_of
 from kv_cache.core.signals import Signals
 from kv_cache.policy.admission import Admission
 from kv_cache.policy.eviction import Eviction, Item, MakeEviction
@@ -109,12 +110,13 @@ class CacheManager:
         return None
 
     def entries(self, tier: Tier) -> int:
-        """Return how many copies of `tier` can be read now."""
-        return sum(1 for _ in self._copies.readable(tier))
+        """Return how many objects of `tier` can be read now."""
+        return sum(copy.ref.objects for copy in self._copies.readable(tier))
 
     def sample(self, tier: Tier, count: int) -> list[CopyRef]:
-        """Return at most `count` copies of `tier` that can be read now, from all over the index."""
-        refs = [copy.ref for copy in self._copies.readable(tier)]
+        """Return at most `count` objects of `tier` that can be read now, from all over the
+        index."""
+        refs = [ref for copy in self._copies.readable(tier) for ref in objects_of(copy.ref)]
         step = max(1, len(refs) // count)
         return refs[::step][:count]
 
@@ -181,7 +183,7 @@ class CacheManager:
         for block in blocks:
             if block.key in self._copies.by_key or block.key in seen:
                 placement.present.append(block)
-            elif not self._limits.fits_somewhere(stored_bytes(block)):
+            elif not self._limits.fits_somewhere(block.stored_bytes):
                 placement.nowhere.append(block)
             else:
                 todo.append(block)
@@ -190,10 +192,10 @@ class CacheManager:
             return placement
         answers = AdmissionAnswers()
         for index in range(len(self.specs)):
-            fitting = [b for b in todo if self._limits.fits(index, stored_bytes(b))]
+            fitting = [b for b in todo if self._limits.fits(index, b.stored_bytes)]
             if self.admission_gate.guarded(index):
                 fitting = self._room.admitted(index, fitting, positions, answers)
-            planned = self._room.plan_most(index, [(b.key, stored_bytes(b)) for b in fitting])
+            planned = self._room.plan_most(index, [(b.key, b.stored_bytes) for b in fitting])
             if planned is None:
                 continue
             draft, count = planned
@@ -462,7 +464,7 @@ class CacheManager:
         stored; where nothing `waits` for room, neither is what any tier has refused."""
         left = []
         for block in blocks:
-            size, tiers = stored_bytes(block), range(len(self.specs))
+            size, tiers = block.stored_bytes, range(len(self.specs))
             refused = [i for i in tiers if answers.refused(i, block.key)]
             takes = any(i not in refused and self._limits.fits(i, size) for i in tiers)
             if not refused or (takes and waits):
@@ -493,10 +495,7 @@ class CacheManager:
 
     def _new_target(self, block: Block, index: int, position: Position) -> CopyRef:
         self._motion += 1
-        nbytes = stored_bytes(block)
-        return self._copies.new(
-            block.key, index, nbytes, tokens=block.tokens, position=position
-        ).ref
+        return self._copies.new(block, index, position=position).ref
 
     def _new_copy_of(self, source: Copy, index: int) -> CopyRef:
         self._motion += 1

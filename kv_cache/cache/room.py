@@ -13,14 +13,8 @@ from kv_cache.cache.copies import NO_POSITION, Copies, Copy, Position
 from kv_cache.cache.limits import TierLimits
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import CopyRef
-from kv_cache.core.units import PAGE_BYTES, round_up
 from kv_cache.policy.admission import Candidate
 from kv_cache.policy.eviction import Eviction
-
-
-def stored_bytes(block: Block) -> int:
-    """Return the bytes of a block in a tier: whole pages."""
-    return round_up(block.nbytes, PAGE_BYTES)
 
 
 class DraftLevel(Struct, eq=False):
@@ -78,7 +72,7 @@ class RoomPlanner:
 
         def admits(block: Block) -> bool:
             depth = positions.get(block.key, NO_POSITION).depth
-            candidate = Candidate(block.key, stored_bytes(block), depth, fresh=True)
+            candidate = Candidate(block.key, block.stored_bytes, depth, fresh=True)
             return self._gate.ask(answers, index, candidate, rivals)
 
         return [block for block in blocks if admits(block)]

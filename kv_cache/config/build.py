@@ -9,7 +9,7 @@ from msgspec import structs, to_builtins
 from kv_cache.cache.limits import TierSpec
 from kv_cache.cache.manager import CacheManager
 from kv_cache.config.lengths import build_lengths
-from kv_cache.config.models import build_mix, build_ranks, check_objects, copies, split_over
+from kv_cache.config.models import build_geometry, build_mix, build_ranks, check_objects, copies
 from kv_cache.config.policies import build_admission, build_ahead
 from kv_cache.config.root import Config
 from kv_cache.config.schema import same_fields
@@ -145,11 +145,7 @@ def _one_model(
     """As if all were asked of `model`, on one rank."""
     sessions = trace is not None and TRACE_FORMATS[trace.format_name].grouped
     trace_block_tokens = survey.block_tokens if survey is not None else 0
-    geometry = Geometry(
-        model=model,
-        tensor_parallel=split_over(config),
-        block_tokens=config.resolved_block_tokens(trace_block_tokens),
-    )
+    geometry = build_geometry(config, model, trace_block_tokens)
     retriever = build_retriever(config, geometry, seed.child("rag"), capacity_bytes)
     counts = one if retriever is None else retriever.counts
     source: Source

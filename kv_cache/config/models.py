@@ -2,8 +2,11 @@
 
 from collections.abc import Collection
 
+from msgspec.structs import replace
+
 from kv_cache.config.root import Config
-from kv_cache.core.errors import TraceError
+from kv_cache.config.sections import LAYER
+from kv_cache.core.errors import ConfigError, TraceError
 from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import ModelShape
 from kv_cache.core.seed import Seed
@@ -22,15 +25,28 @@ def build_mix(config: Config, geometry: Geometry, seed: Seed) -> Mix | None:
         Share(
             name=name,
             weight=config.run.model_mix[name],
-            geometry=Geometry(
-                model=shape,
-                tensor_parallel=geometry.tensor_parallel,
-                block_tokens=geometry.block_tokens,
-            ),
+            geometry=replace(geometry, model=shape),
         )
         for name, shape in shapes.items()
     ]
     return Mix(shares, seed.child("mix"), config.workload.mix_opening_tokens)
+
+
+def build_geometry(config: Config, model: ModelShape, trace_block_tokens: int = 0) -> Geometry:
+    """`trace_block_tokens`: the trace's, 0 = none. Raises ConfigError where layers of one turn have
+    not one size."""
+    geometry = Geometry(
+        model=model,
+        tensor_parallel=split_over(config),
+        block_tokens=config.resolved_block_tokens(trace_block_tokens),
+        layerwise=config.semantics.object == LAYER,
+    )
+    if geometry.layerwise and not geometry.block_tokens and model.sliding_layers:
+        raise ConfigError(
+            f"--object layer: of a turn, the {model.sliding_layers} layers of {model.name} with a "
+            "sliding window keep less than the others; give --block-tokens, whose layers are alike"
+        )
+    return geometry
 
 
 def build_ranks(config: Config, model: ModelShape, mix: Mix | None) -> Ranks | None:
@@ -64,19 +80,22 @@ def check_objects(config: Config, trace: Trace) -> None:
     row = next(trace.rows(), None)
     if row is not None and row.nbytes:
         _check_operations(config, trace)
-    mixed = bool(config.run.model_mix)
-    if not mixed and (config.tiers.ranks == "one" or config.tiers.tensor_parallel == 1):
-        return
-    if row is not None and row.nbytes:
-        raise TraceError(
-            f"{'run.model_mix (--model-mix)' if mixed else 'tiers.ranks (--ranks) all'}: the rows "
-            f"of {trace.files[0]} ({trace.format_name}) name the objects that are moved, which no "
-            "model makes anew; leave it out"
-        )
 
 
 def _check_operations(config: Config, trace: Trace) -> None:
-    """What asks prompts has nothing to ask of operations. Raises TraceError."""
+    """What makes objects anew, or asks prompts, has no use for operations. Raises TraceError."""
+    tiers = config.tiers
+    makers = {
+        "run.model_mix (--model-mix)": bool(config.run.model_mix),
+        "tiers.ranks (--ranks) all": tiers.ranks == "all" and tiers.tensor_parallel > 1,
+        "semantics.object (--object)": config.semantics.object is not None,
+    }
+    for option, is_on in makers.items():
+        if is_on:
+            raise TraceError(
+                f"{option}: the rows of {trace.files[0]} ({trace.format_name}) name the objects "
+                "that are moved, which no model makes anew; leave it out"
+            )
     switches = {
         "run.mode (--decode-only)": config.mode is RunMode.DECODE_ONLY,
         "rag.enabled (--enable-rag)": config.rag.enabled,

@@ -252,8 +252,24 @@ class Config:
         )
 
     def resolved_block_tokens(self, trace_block_tokens: int = 0) -> int:
-        """Tokens in a block, 0 = one object a turn. `trace_block_tokens`: the trace's, 0 = none."""
-        return _or(self.semantics.block_tokens, trace_block_tokens or self.preset.block_tokens)
+        """Tokens in a block, 0 = one object a turn. `trace_block_tokens`: the trace's, 0 = none.
+
+        Raises ConfigError where `semantics.object` is something else.
+        """
+        one = self.semantics.object
+        default = 0 if one == s.TURN else trace_block_tokens or self.preset.block_tokens
+        size: int = _or(self.semantics.block_tokens, default)
+        if one == s.TURN and size:
+            raise ConfigError(
+                f"--object turn and --block-tokens {size} contradict each other: a turn is one "
+                "object, of however many tokens; leave one of them out"
+            )
+        if one == s.BLOCK and not size:
+            raise ConfigError(
+                "--object block needs blocks, and here each turn is one object; give "
+                "--block-tokens, e.g. 256"
+            )
+        return size
 
     def fsync(self) -> str:
         """When a write to storage is on the device: never waited for, object or batch."""

@@ -17,6 +17,8 @@ from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 
 REFERENCE_GPU_GIB = 16.0
 REFERENCE_CPU_GIB = 32.0
+LAYER, BLOCK, TURN = "layer", "block", "turn"
+
 _ENGINES = Catalogue(
     "kv_cache.engines",
     dict.fromkeys(("auto", "direct", "mmap", "buffered", "uring")),
@@ -315,6 +317,12 @@ class SemanticsConfig:
         None, "Tokens in a block; 0 = one object a turn; if not given, the trace's own blocks "
         "where it has them, else 0 (mlperf) or 256 (serving)", unit="tokens", low=0, high=1_048_576,
         flag="--block-tokens",
+    )  # fmt: skip
+    object: str | None = opt(
+        None, "What one object holds: a layer of a block, as connectors that move layer by layer "
+        "have it (of a turn, where there are no blocks), a block, or a whole turn; if not given, "
+        "what block_tokens says",
+        choices=(LAYER, BLOCK, TURN), flag="--object",
     )  # fmt: skip
     reuse: str | None = opt(
         None, "What is reused: each block of earlier turns by itself, or the longest prefix",

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Collection
 from itertools import cycle, islice
 
+from msgspec.structs import replace
+
 from kv_cache.cache.limits import TierSpec
+from kv_cache.config.models import build_geometry
 from kv_cache.config.root import Config
 from kv_cache.core.block import Block
 from kv_cache.core.errors import ConfigError
@@ -99,8 +102,9 @@ def check_chunks(
     if retriever is None or most is None:
         return
     block = retriever.library.largest_block
-    largest = max((b.nbytes for blocks in stored for b in blocks), default=block.nbytes)
-    if round_up(largest, PAGE_BYTES) > most:
+    sizes = (b.stored_bytes for blocks in stored for b in blocks)
+    largest = max(sizes, default=block.stored_bytes)
+    if largest > most:
         raise ConfigError(
             f"rag.chunk_size_tokens is {config.rag.chunk_size_tokens}: an object of {block.tokens} "
             f"tokens is {largest / MIB:.1f} MiB, and no tier takes more than "
@@ -129,7 +133,7 @@ def beyond_all_tiers(
 
     def too_large(row: TraceRow) -> str | None:
         nbytes = _largest_of(config, model, row)
-        if round_up(nbytes, PAGE_BYTES) <= most:
+        if nbytes <= most:
             return None
         return (
             f"expected objects of at most {most / MIB:.1f} MiB, the most that a tier takes "
@@ -141,17 +145,16 @@ def beyond_all_tiers(
 
 def _largest_of(config: Config, model: ModelShape, row: TraceRow) -> int:
     if row.request is not None:
-        return max((block.nbytes for block in row.request.blocks), default=0)
+        return max((block.stored_bytes for block in row.request.blocks), default=0)
     if row.nbytes:
-        return row.nbytes
+        return round_up(row.nbytes, PAGE_BYTES)
     size = config.resolved_block_tokens(row.block_tokens)
     if not size and row.session is not None and row.hash_ids is None and not row.adds:
         return 0  # its object is what it adds to a history, which the row alone does not say
     whole = row.prompt_tokens if row.hash_ids is None else row.block_tokens * len(row.hash_ids)
-    geometry = Geometry(
-        model=model, tensor_parallel=config.tiers.tensor_parallel, block_tokens=size
-    )
-    return geometry.nbytes(size or whole)
+    whole_model = build_geometry(config, model, row.block_tokens)
+    geometry = replace(whole_model, tensor_parallel=config.tiers.tensor_parallel)
+    return geometry.block(b"", size or whole).stored_bytes
 
 
 def ingestion_notes(retriever: Retriever | None) -> list[str]:

@@ -8,17 +8,26 @@ never has to compare anything else.
 import hashlib
 from typing import NamedTuple
 
+from kv_cache.core.units import PAGE_BYTES, round_up
+
 KEY_BYTES = 16
 
 Key = bytes
 
 
 class Block(NamedTuple):
-    """One object that a request needs: `nbytes` are logical (unpadded, this rank's share)."""
+    """KV state that a request needs: `nbytes` are logical (unpadded, this rank's share). A tier
+    keeps it as `objects` of one size: one, or one for each layer."""
 
     key: Key
     tokens: int
     nbytes: int
+    objects: int = 1
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes in a tier: whole pages of each object."""
+        return self.objects * round_up(-(-self.nbytes // self.objects), PAGE_BYTES)
 
 
 def content_key(*parts: str | int) -> Key:

@@ -21,6 +21,8 @@ class CopyRef(NamedTuple):
     `nbytes` are physical: whole pages. `version` names the bytes: a copy made from another copy
     (demotion, promotion) keeps it; a new store of the same key gets a new one, so that stale
     data is recognised on load.
+
+    A copy in several `objects` of one size has as many ids and versions, from these on.
     """
 
     copy_id: int
@@ -28,6 +30,7 @@ class CopyRef(NamedTuple):
     tier: Tier
     nbytes: int
     version: int
+    objects: int = 1
 
 
 class _OfOneCopy(Struct, frozen=True):

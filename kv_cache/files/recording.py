@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 
 from kv_cache.config.build import Load, is_recording
 from kv_cache.config.root import Config
+from kv_cache.config.sections import LAYER
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import RunMode
 from kv_cache.core.request import Request
@@ -74,7 +75,8 @@ def _source(config: Config) -> str:
     mix = ", ".join(f"{name} {share:g}" for name, share in run.model_mix.items())
     ranks = f"{tiers.ranks} of {tiers.tensor_parallel} ranks" if tiers.tensor_parallel > 1 else ""
     mode = "" if config.mode is RunMode.STANDARD else run.mode
-    parts = (f"kv-cache.py run {FLAG}", mix or run.model, run.kv_dtype, ranks, mode)
+    layers = "an object a layer" if config.semantics.object == LAYER else ""
+    parts = (f"kv-cache.py run {FLAG}", mix or run.model, run.kv_dtype, ranks, mode, layers)
     return ", ".join(part for part in parts if part)[:MAX_ID_CHARS]
 
 

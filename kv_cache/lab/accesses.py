@@ -154,7 +154,7 @@ def gathered(requests: Iterable[Request]) -> Accesses:
             sizes.extend(block.nbytes for block in request.blocks)
             tokens.extend(block.tokens for block in request.blocks)
             continue
-        for key, held, nbytes in request.blocks:
+        for key, held, nbytes, _ in request.blocks:
             number = numbers.get(key)
             if number is None:
                 number = numbers[key] = len(sizes)

@@ -353,7 +353,8 @@ def _counted_time(run: CountedRun) -> dict[str, Any]:
 
 
 def _client(run: CountedRun) -> dict[str, Any]:
-    moved = sum(total_bytes(run.ledger.window("storage", kind)) for kind in KINDS)
+    sides = [run.ledger.window("storage", kind) for kind in KINDS]
+    moved, operations = (sum(map(total, sides)) for total in (total_bytes, total_operations))
     cpu_ns = number(run.kernel("window"), "process_cpu_ns")
     cpu_s = None if cpu_ns is None else cpu_ns / NS_PER_S
     together = run.facts.measured.together
@@ -363,6 +364,7 @@ def _client(run: CountedRun) -> dict[str, Any]:
         "cpu_s": cpu_s,
         "storage_gib": moved / GIB,
         "cpu_s_per_gib": cpu_s / (moved / GIB) if cpu_s is not None and moved else None,
+        "cpu_us_per_operation": cpu_s * 1e6 / operations if cpu_s and operations else None,
         "cores_used": None if cpu_s is None else per_second(cpu_s, run.window_s),
         "ceiling": _ceiling(run),
         **_others_cores(run, cpu_s),

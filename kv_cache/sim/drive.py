@@ -32,6 +32,7 @@ from kv_cache.core.effect import (
     Write,
 )
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
+from kv_cache.core.object_ops import of_blocks, of_objects
 from kv_cache.core.record import RequestRecord, unstarted
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
@@ -346,9 +347,9 @@ class Simulation:
         self,
         life: Generator[Effect, Done, Any],
         on_end: Callable[[Any], None],
-        ops: tuple[Op, ...],
+        blocks: tuple[Op, ...],
     ) -> None:
-        results: dict[int, OpDone] = {}
+        ops, results = of_objects(blocks), dict[int, OpDone]()
 
         def ended(index: int, further: Next, *legs: Leg) -> None:
             result = OpDone(ops[index], legs[0].started_ns, legs[-1].finished_ns, legs)
@@ -357,8 +358,8 @@ class Simulation:
             results[index] = result
             further()
             if len(results) == len(ops):
-                in_order = tuple(results[i] for i in range(len(ops)))
-                self._step(life, on_end, Done(self.now_ns, in_order))
+                in_order = [results[i] for i in range(len(ops))]
+                self._step(life, on_end, Done(self.now_ns, of_blocks(blocks, in_order)))
 
         def begin(index: int, further: Next) -> None:
             self._perform(ops[index], partial(ended, index, further))

@@ -19,13 +19,14 @@ from kv_cache.config.hardware import Dram
 from kv_cache.config.machine import Machine, read_machine
 from kv_cache.config.profile import Profile
 from kv_cache.config.root import Config
+from kv_cache.core.block import Block
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.effect import OpDone
 from kv_cache.core.kinds import Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
-from kv_cache.core.units import NS_PER_US, PAGE_BYTES, round_up, s_to_ns
+from kv_cache.core.units import NS_PER_US, PAGE_BYTES, s_to_ns
 from kv_cache.lifecycle import populate
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Recorder
@@ -54,7 +55,7 @@ def storage_model(
     Raises OutsideProfileError where their sizes were not measured, unless `extrapolate`. A size
     that only comes later ends the run with the same error.
     """
-    sizes = [round_up(nbytes, PAGE_BYTES) for nbytes in _object_sizes(config, load)]
+    sizes = _object_sizes(config, load)
     model = ProfileModel(profile, extrapolate=extrapolate)
     return model, model.depth(min(sizes), max(sizes))
 
@@ -78,12 +79,16 @@ def _object_sizes(config: Config, load: Load) -> set[int]:
     tokens = load.geometry.block_tokens
     alike = config.tiers.ranks == "one" and not config.run.model_mix
     if tokens and alike and not load.populate:  # only full blocks are stored
-        return {load.geometry.block(b"", tokens).nbytes}
-    sizes = {block.nbytes for blocks in load.populate for block in blocks}
+        return {_object_bytes(load.geometry.block(b"", tokens))}
+    sizes = {_object_bytes(block) for blocks in load.populate for block in blocks}
     limit = min(config.run.max_requests or PLANNED_REQUESTS, PLANNED_REQUESTS)
     for request in islice(load.source.plan(), limit):
-        sizes.update(block.nbytes for block in request.blocks)
+        sizes.update(map(_object_bytes, request.blocks))
     return sizes or {PAGE_BYTES}
+
+
+def _object_bytes(block: Block) -> int:
+    return block.stored_bytes // block.objects
 
 
 def tier_models(config: Config, machine: Machine | None = None) -> dict[Tier, TierModel]:

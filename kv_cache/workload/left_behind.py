@@ -5,7 +5,6 @@ from math import inf
 
 from kv_cache.core.block import Block, Key
 from kv_cache.core.request import Request
-from kv_cache.core.units import PAGE_BYTES, round_up
 from kv_cache.workload.prepopulated import FILL_SHARE
 
 
@@ -21,11 +20,11 @@ def left_behind(
     for request in requests:
         for block in request.blocks:
             if latest.pop(block.key, None) is None:
-                held += round_up(block.nbytes, PAGE_BYTES)
+                held += block.stored_bytes
             else:
                 hits += 1
             latest[block.key] = block
             while held > room:
                 oldest = latest.pop(next(iter(latest)))
-                held -= round_up(oldest.nbytes, PAGE_BYTES)
+                held -= oldest.stored_bytes
     return tuple((block,) for block in latest.values()) if hits else ()

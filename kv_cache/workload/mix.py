@@ -65,9 +65,7 @@ class Mix:
     def blocks(self, blocks: Iterable[Block], model: str) -> tuple[Block, ...]:
         """Return the same tokens as `model` keeps them."""
         salt, geometry = self._salts[model], self.shares[model].geometry
-        return tuple(
-            Block(salted_key(b.key, salt), b.tokens, geometry.nbytes(b.tokens)) for b in blocks
-        )
+        return tuple(geometry.block(salted_key(b.key, salt), b.tokens) for b in blocks)
 
     def geometry(self, name: str) -> dict[str, Any]:
         model = self.shares[name].geometry.model

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import PAGE_BYTES, round_up
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
 from kv_cache.workload.source_wrappers import Mapped
@@ -29,7 +28,7 @@ def objects_to_populate(
     the tiers may be filled, all together) can hold."""
     size = geometry.block_tokens or OBJECT_TOKENS
     per_object = max(1, OBJECT_TOKENS // size)
-    nbytes = per_object * round_up(geometry.block(b"", size).nbytes, PAGE_BYTES)
+    nbytes = per_object * geometry.block(b"", size).stored_bytes
     count = users * OBJECTS_PER_USER
     if capacity_bytes is not None:
         count = min(count, int(capacity_bytes * FILL_SHARE) // max(1, nbytes))

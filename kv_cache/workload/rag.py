@@ -6,11 +6,12 @@ be shorter. After a request, by chance, one more is sent beside it: it reads the
 retrieved, and answers a question behind them. What of them is of use is `ChunkReuse`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from heapq import nsmallest
 from itertools import accumulate, islice
+from operator import attrgetter
 from random import Random
 from typing import Any, NamedTuple
 
@@ -22,7 +23,6 @@ from kv_cache.core.kinds import Lookup
 from kv_cache.core.model import ModelShape
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import PAGE_BYTES, round_up
 from kv_cache.workload.popularity import Popularity
 from kv_cache.workload.prepopulated import FILL_SHARE
 from kv_cache.workload.quota import Quota
@@ -32,6 +32,7 @@ from kv_cache.workload.source_wrappers import SourceWrapper, StoredBlocks
 
 LARGE_HIDDEN_DIM = 8192
 LARGE_LAYERS = 64
+_LOGICAL, _STORED = attrgetter("nbytes"), attrgetter("stored_bytes")
 
 
 class ChunkReuse(StrEnum):
@@ -111,15 +112,15 @@ class Library:
             for index, tokens in enumerate(self._cuts(chunk.tokens))
         )
 
-    def nbytes(self, documents: int, unit: int = 1) -> int:
-        """Return the bytes of the first documents, each block rounded up to whole units."""
-        return sum(self._bytes(place, unit) for place in range(documents))
+    def nbytes(self, documents: int) -> int:
+        """Return the logical bytes of the first documents."""
+        return sum(self._bytes(place, _LOGICAL) for place in range(documents))
 
     def fitting(self, capacity_bytes: int | None) -> int:
         """Return how many documents, from the first, fit into tiers of `capacity_bytes`."""
         if capacity_bytes is None:
             return len(self)
-        sizes = accumulate(self._bytes(place, PAGE_BYTES) for place in range(len(self)))
+        sizes = accumulate(self._bytes(place, _STORED) for place in range(len(self)))
         return sum(size <= capacity_bytes * FILL_SHARE for size in sizes)
 
     @property
@@ -128,14 +129,14 @@ class Library:
         tokens = min(self._config.chunk_tokens, max(self._tokens))
         return self._config.geometry.block(b"", self._cuts(tokens)[0])
 
-    def _bytes(self, place: int, unit: int) -> int:
+    def _bytes(self, place: int, size_of: Callable[[Block], int]) -> int:
         size = self._config.chunk_tokens
         whole, rest = divmod(self._tokens[place], size)
-        return whole * self._chunk_bytes(size, unit) + self._chunk_bytes(rest, unit)
+        return whole * self._chunk_bytes(size, size_of) + self._chunk_bytes(rest, size_of)
 
-    def _chunk_bytes(self, tokens: int, unit: int) -> int:
+    def _chunk_bytes(self, tokens: int, size_of: Callable[[Block], int]) -> int:
         block = self._config.geometry.block
-        return sum(round_up(block(b"", cut).nbytes, unit) for cut in self._cuts(tokens))
+        return sum(size_of(block(b"", cut)) for cut in self._cuts(tokens))
 
     def _cuts(self, tokens: int) -> list[int]:
         whole, rest = divmod(tokens, self._config.geometry.block_tokens or max(1, tokens))

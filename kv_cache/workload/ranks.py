@@ -41,6 +41,7 @@ class Ranks:
                 salted_key(block.key, salt),
                 block.tokens if rank == count - 1 else 0,
                 shape.rank_bytes(block.nbytes, count),
+                block.objects,
             )
             for block in blocks
             for rank, salt in enumerate(self._salts)

@@ -259,7 +259,7 @@ class Reuse:
     def store(self, blocks: Iterable[Block]) -> None:
         """Add blocks that are there before the first request."""
         count = 0
-        for key, _, nbytes in blocks:
+        for key, _, nbytes, _ in blocks:
             if key in self._numbers:
                 continue
             self._pending.blocks.append(len(self._numbers))
@@ -300,7 +300,7 @@ class Reuse:
         numbers, note, owners = self._numbers, self._pending.blocks.append, self._owners
         hits = 0
         prefix = -1
-        for key, tokens, nbytes in request.blocks:
+        for key, tokens, nbytes, _ in request.blocks:
             number = numbers.get(key)
             self._tokens += tokens
             self._bytes += nbytes

@@ -10,23 +10,29 @@ from kv_cache.core.model import ModelShape
 
 class Geometry(Struct, frozen=True, kw_only=True):
     """`block_tokens` 0 means one object for each turn: then layers with a sliding window count
-    only its end. Sizes are one rank's share, in bytes."""
+    only its end. Sizes are one rank's share, in bytes. `layerwise`: a tier keeps what belongs
+    together as one object for each layer."""
 
     model: ModelShape
     tensor_parallel: int
     block_tokens: int
+    layerwise: bool = False
+
+    @property
+    def objects(self) -> int:
+        return self.model.num_layers if self.layerwise else 1
 
     def nbytes(self, tokens: int) -> int:
         """Return the bytes of one object of `tokens` tokens."""
         return self.model.object_bytes(tokens, self.tensor_parallel, turn=not self.block_tokens)
 
     def block(self, key: Key, tokens: int) -> Block:
-        return Block(key, tokens, self.nbytes(tokens))
+        return Block(key, tokens, self.nbytes(tokens), self.objects)
 
     def stream(self, name: Sequence[str | int], first: int, count: int) -> tuple[Block, ...]:
         """Return blocks `first` to `first + count` of a token stream that only ever grows."""
-        nbytes = self.nbytes(self.block_tokens)
+        nbytes, objects = self.nbytes(self.block_tokens), self.objects
         return tuple(
-            Block(content_key(*name, index), self.block_tokens, nbytes)
+            Block(content_key(*name, index), self.block_tokens, nbytes, objects)
             for index in range(first, first + count)
         )

@@ -265,6 +265,31 @@ def test_what_fails_is_told_by_operation_and_reason(
     assert (injected - told.reasons).total() <= 8
 
 
+def test_a_layer_that_fails_takes_its_block_with_it_and_leaves_no_other_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve layers of a block have ids that follow each other."""
+    there: set[int] = set()
+
+    def fault(kind: OpKind, ref: CopyRef) -> str | None:
+        if kind is OpKind.READ:
+            return "io-error" if ref.copy_id % 89 == 0 else None
+        if kind is OpKind.WRITE and ref.copy_id % 97 == 0:
+            return "io-error"
+        (there.add if kind is OpKind.WRITE else there.discard)(ref.copy_id)
+        return None
+
+    told = watched_run(
+        tmp_path, monkeypatch, *LIGHT, "--max-requests=60", "--object=layer", "--block-tokens=64",
+        "--cpu-mem-gb=0", fault=fault,
+    )  # fmt: skip
+    told.assert_nothing_wrong_was_served()
+    assert set(told.reasons) == {("read", "io-error"), ("write", "io-error")}
+    blocks = Counter(copy_id // 12 for copy_id in there)
+    assert blocks
+    assert set(blocks.values()) == {12}
+
+
 def test_a_device_that_holds_an_operation_does_not_hold_the_result_of_a_stopped_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,9 +12,11 @@ from kv_cache.config.load import load_config
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import PAGE_BYTES, round_up
 from tests.cli import SMALL, Ran, prepare, run, small
+from tests.traces import ROOT
 
 MIX = [word for word in SMALL if not word.startswith("--model")]
 MIX += ["--cache-dir=cache", "--output=R.json"]
+_OPERATIONS = ROOT / "datasets/iotrace_sample.csv"
 RANKS = ["--tensor-parallel=4", "--num-gpus=4", "--ranks=all"]
 
 
@@ -53,6 +55,50 @@ def test_files_hold_as_many_bytes_as_the_type_says(
     assert Counter(files) == Counter(round_up(nbytes, PAGE_BYTES) for nbytes in wanted)
     assert ran.own["model"]["bytes_per_token"] == token_bytes
     assert ran.own["model"]["dtype"] == dtype
+
+
+def test_by_layer_each_block_is_as_many_files_of_whole_pages_as_the_model_has_layers(
+    tmp_path: Path,
+) -> None:
+    """100 tokens of 24 KiB are 12 layers of 204,800 bytes: 50 pages each."""
+    ran = small(
+        tmp_path, "--object=layer", "--block-tokens=100", "--max-requests=6", "--keep-cache",
+        "--cpu-mem-gb=0", "--set=workload.prefix_caching=false",
+    )  # fmt: skip
+    files = [path.stat().st_size for path in tmp_path.glob("cache/*/??/*.kv")]
+    assert set(files) == {50 * PAGE_BYTES}
+    assert len(files) % 12 == 0
+    assert ran.own["tiers"]["storage"]["entries"] == len(files)
+    written = ran.own["tiers"]["storage"]["write"]
+    assert written["operations"] % 12 == 0
+    assert written["object_bytes"]["max"] == 50 * PAGE_BYTES
+    client = ran.own["passport"]["evidence"]["client"]
+    moved = sum(ran.own["tiers"]["storage"][side]["operations"] for side in ("read", "write"))
+    assert client["cpu_us_per_operation"] == pytest.approx(client["cpu_s"] * 1e6 / moved)
+
+
+def test_by_turn_each_turn_is_an_object_also_where_others_keep_blocks(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    turns = _planned(tmp_path, 6, **{"semantics.preset": "serving", "semantics.object": "turn"})
+    assert turns == _planned(tmp_path, 6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--object=turn", "--block-tokens=16"], "leave one of them out"),
+        (["--object=block"], "give --block-tokens, e.g. 256"),
+        (["--object=layer", "--model=gpt-oss-20b-hybrid"], "give --block-tokens, whose layers"),
+        (["--object=layer", f"--trace={_OPERATIONS}", "--skip-bad-rows"], "leave it out"),
+    ],
+)
+def test_objects_that_cannot_be_are_one_sentence(
+    tmp_path: Path, flags: list[str], said: str
+) -> None:
+    ran = small(tmp_path, *flags)
+    assert (ran.code, len(ran.err.strip().splitlines())) == (2, 1)
+    assert "--object" in ran.err
+    assert said in ran.err
 
 
 def test_a_mix_of_models_is_told_model_by_model(tmp_path: Path) -> None:

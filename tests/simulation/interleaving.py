@@ -3,7 +3,8 @@
 Many lives run at once; operations begin when they are yielded and end one by one in any order,
 some of them badly. The world keeps its own book of what physically exists and asserts what no
 real device would forgive: reading what is not there, deleting under a reader, writing beyond the
-capacity. `cache.check()` runs after every step.
+capacity. Where a copy is several objects, it performs an operation on each, as the drivers do.
+`cache.check()` runs after every step.
 """
 
 from collections.abc import Generator, Sequence
@@ -30,6 +31,7 @@ from kv_cache.core.effect import (
     Write,
 )
 from kv_cache.core.kinds import OpKind, Outcome, Qos, RunMode, Tier
+from kv_cache.core.object_ops import leftovers, of_blocks, of_objects
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
@@ -104,6 +106,7 @@ class Process:
     request: Request | None
     pending: list[Op] = field(default_factory=list)
     results: dict[int, OpDone] = field(default_factory=dict)
+    effect: tuple[Op, ...] = ()
     ops: tuple[Op, ...] = ()
     awaiting: tuple[str, int] | None = None
     ready: Done | None = None
@@ -131,6 +134,7 @@ class Setting:
     behind_slots: int
     lives: int
     fault_share: float
+    layers: int
 
 
 def draw_setting(seed: int) -> Setting:
@@ -170,6 +174,7 @@ def draw_setting(seed: int) -> Setting:
         prefetch_slots=rng.choice((1, 2, 4)),
         prefetch_blocks=rng.choice((1, 4, 16)),
         nearest=rng.random() < 0.3,
+        layers=rng.choice((1, 1, 3)),
     )
 
 
@@ -251,7 +256,7 @@ class Interleaving:
         self.cache.check()
 
     def _start(self) -> None:
-        request = draw_request(self.rng, self.asked)
+        request = draw_request(self.rng, self.asked, self.setting.layers)
         self.asked += 1
         life = lifecycle(request, self.world, enqueued_ns=self.now_ns, started_ns=self.now_ns)
         self.processes.append(Process(life, request))
@@ -290,9 +295,8 @@ class Interleaving:
         match effect:
             case Transfer(ops=ops):
                 assert ops, "an empty transfer"
-                for op in ops:
-                    self.physical.begin(op)
-                process.ops, process.pending, process.results = ops, list(ops), {}
+                process.effect, process.ops, process.results = ops, (), {}
+                self._perform(process, of_objects(ops))
             case Compute():
                 process.ready = Done(self.now_ns)
             case Await(token=token):
@@ -301,15 +305,26 @@ class Interleaving:
                 self.processes.append(Process(life, None))
                 process.ready = Done(self.now_ns)
 
+    def _perform(self, process: Process, ops: Sequence[Op]) -> None:
+        for op in ops:
+            self.physical.begin(op)
+        process.ops += tuple(ops)
+        process.pending = list(ops)
+
     def _end(self, process: Process, index: int) -> None:
         op = process.pending.pop(index)
-        failed = self._fault(op)
+        again = isinstance(op, Delete) and not any(isinstance(o, Delete) for o in process.effect)
+        failed = None if again else self._fault(op)
         self.physical.end(op, ok=failed is None, failed=failed)
         error = None if failed is None else "injected"
         process.results[id(op)] = OpDone(op, self.now_ns, self.now_ns, (), error, failed)
         if not process.pending:
-            results = tuple(process.results[id(o)] for o in process.ops)
-            process.ready = Done(self.now_ns, results)
+            results = [process.results[id(o)] for o in process.ops]
+            left = () if again else leftovers(process.effect, results)
+            if left:
+                self._perform(process, left)
+            else:
+                process.ready = Done(self.now_ns, of_blocks(process.effect, results))
 
     def _fault(self, op: Op) -> OpKind | None:
         if self.rng.random() >= self.setting.fault_share:
@@ -325,11 +340,11 @@ class Interleaving:
                 return self.rng.choice((OpKind.READ, OpKind.WRITE))
 
 
-def draw_request(rng: Random, number: int) -> Request:
+def draw_request(rng: Random, number: int, layers: int) -> Request:
     """Few conversations and few shared prompts, so that requests meet on the same blocks."""
     conversation = rng.randrange(6)
     length = rng.randrange(1, 9)
-    blocks = tuple(_block(conversation, i) for i in range(length))
+    blocks = tuple(_block(conversation, i, layers) for i in range(length))
     if rng.random() < 0.05:
         blocks += (Block(content_key("huge", number), 400, 100 * PAGE),)
     return Request(
@@ -348,11 +363,11 @@ def draw_request(rng: Random, number: int) -> Request:
     )
 
 
-def _block(conversation: int, index: int) -> Block:
+def _block(conversation: int, index: int, layers: int) -> Block:
     shared = index < 2
     key = content_key("shared" if shared else conversation, index)
     pages = 1 + (key[0] % 5)
-    return Block(key, 4 * pages, pages * PAGE - (key[1] % 2) * 100)
+    return Block(key, 4 * pages, pages * PAGE - (key[1] % 2) * 100, layers)
 
 
 def reproduction(setting: Setting, steps: int) -> str:

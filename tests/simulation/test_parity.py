@@ -182,6 +182,19 @@ def test_every_eviction_policy_decides_the_same_in_both_drivers(
     assert any(cause is Cause.EVICTION for _, cause, *_ in measured.ops), "nothing was evicted"
 
 
+def test_layer_by_layer_both_drivers_take_the_decisions_that_they_take_on_blocks(
+    tmp_path: Path,
+) -> None:
+    """Blocks of 768 KiB are 12 layers of whole pages: room is the same, and so is what is found."""
+    more = {"run.model": "tiny-1b", "semantics.object": "layer"}
+    by_layer = decide_the_same(configured("serving", "lru", tmp_path, **more))
+    by_block = decide_the_same(
+        configured("serving", "lru", tmp_path, **{**more, "semantics.object": "block"})
+    )
+    assert by_layer.records == by_block.records
+    assert len(by_layer.ops) == 12 * len(by_block.ops)
+
+
 @pytest.mark.parametrize("write", ["through", "through-selective"])
 def test_what_is_written_through_is_the_same_in_both_drivers(write: str, tmp_path: Path) -> None:
     """When it is written differs, so that what is evicted meanwhile does; with room below for all,

@@ -15,6 +15,7 @@ from kv_cache.workload.formats.base import MAX_TIME_NS, MAX_TOKENS, RowError
 from kv_cache.workload.formats.canonical import (
     FIELDS,
     LAYOUTS,
+    MAX_LAYERS,
     Header,
     decode_request,
     encode_request,
@@ -62,6 +63,7 @@ blocks = st.builds(
     st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES),
     st.integers(0, MAX_TOKENS),
     st.integers(0, MAX_OBJECT_BYTES),
+    st.sampled_from([1, 1, 2, MAX_LAYERS]),
 )
 
 

@@ -63,6 +63,7 @@ MAPPED = {
     "--skip-bad-rows": ("workload.skip_bad_rows", True),
     "--semantics serving": ("semantics.preset", "serving"),
     "--block-tokens 16": ("semantics.block_tokens", 16),
+    "--object layer": ("semantics.object", "layer"),
     "--io-engine mmap": ("io.engine", "mmap"),
     "--verify off": ("io.verify", "off"),
     "--eviction fifo": ("tiers.eviction", "fifo"),

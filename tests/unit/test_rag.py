@@ -158,7 +158,8 @@ def test_of_too_many_documents_the_last_are_kept() -> None:
 
 def test_documents_fit_from_the_most_popular_on() -> None:
     of = library()
-    sizes = [of.nbytes(count, 4096) for count in range(7)]
+    documents = [Ingested(of, count) for count in range(7)]
+    sizes = [sum(b.stored_bytes for blocks in each for b in blocks) for each in documents]
     for count in range(7):
         assert of.fitting(round(sizes[count] / 0.9) + 1) == count
     assert of.fitting(None) == 6

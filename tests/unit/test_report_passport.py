@@ -339,6 +339,7 @@ def test_the_client_is_told_in_cpu_seconds_for_each_gib_of_the_window() -> None:
     recorder.op(reading(copy(nbytes=GIB), AFTER_NS))
     made = evidence(recorder, kernel=KERNEL)["client"]
     assert (made["cpu_s"], made["storage_gib"], made["cpu_s_per_gib"]) == (0.5, 2.0, 0.25)
+    assert made["cpu_us_per_operation"] == 250_000
     assert made["cores_used"] == pytest.approx(0.05)
 
 

@@ -58,6 +58,7 @@ from kv_cache.workload.formats.values import (
 )
 
 SCHEMA = "kv-cache-trace/1"
+MAX_LAYERS = 65_536
 
 _REQUIRED = ("at_ns", "prompt")
 
@@ -112,15 +113,20 @@ def row_line(row: TraceRow, header: Header) -> str:
 
 def encode_request(request: Request) -> dict[str, Any]:
     """Return a request as JSON: the fields of `Request` by name, those at their default left out; a
-    block is [key in hex, tokens, bytes]. What the intake and the replay fill in
-    (`offered_*`, `cycle`) is not kept."""
+    block is [key in hex, tokens, bytes], and its objects where it is kept as several. What the
+    intake and the replay fill in (`offered_*`, `cycle`) is not kept."""
     stated: dict[str, Any] = {}
     for name, default in _REQUEST.items():
         value = getattr(request, name)
         if value != default:
             stated[name] = value
-    stated["blocks"] = [[block.key.hex(), block.tokens, block.nbytes] for block in request.blocks]
+    stated["blocks"] = [encode_block(block) for block in request.blocks]
     return stated
+
+
+def encode_block(block: Block) -> list[str | int]:
+    stated: list[str | int] = [block.key.hex(), block.tokens, block.nbytes]
+    return stated if block.objects == 1 else [*stated, block.objects]
 
 
 def _json(value: object) -> str:
@@ -300,14 +306,15 @@ def _blocks(name: str, value: object) -> tuple[Block, ...]:
 
 
 def _block(name: str, value: object) -> Block:
-    if type(value) is list and len(value) == 3 and isinstance(value[0], str):
+    if type(value) is list and len(value) in (3, 4) and isinstance(value[0], str):
         try:
             key = bytes.fromhex(value[0])
         except ValueError:
             key = b""
         if len(key) == KEY_BYTES:
-            return Block(key, _tokens(name, value[1]), _nbytes(name, value[2]))
-    raise misfit(f"[key of {2 * KEY_BYTES} hex digits, tokens, bytes]", value, name)
+            objects = _objects(name, value[3]) if value[3:] else 1
+            return Block(key, _tokens(name, value[1]), _nbytes(name, value[2]), objects)
+    raise misfit(f"[key of {2 * KEY_BYTES} hex digits, tokens, bytes, objects]", value, name)
 
 
 def _word(words: type[StrEnum], name: str, value: object) -> StrEnum:
@@ -319,6 +326,7 @@ def _word(words: type[StrEnum], name: str, value: object) -> StrEnum:
 
 _tokens = partial(integer, most=MAX_TOKENS)
 _nbytes = partial(integer, most=MAX_OBJECT_BYTES)
+_objects = partial(integer, least=1, most=MAX_LAYERS)
 
 FIELDS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = MappingProxyType(
     {

@@ -1,0 +1,89 @@
+"""Operations on copies of blocks as operations on the objects that a tier keeps of them.
+
+The laws of a life cycle are those of blocks: one is there or it is not. Where a copy is several
+objects (one for each layer), drivers perform, time and count an operation on each; the life is told
+of the block. What of a write went well beside an object that failed is deleted again.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from kv_cache.core.effect import (
+    VANISHED,
+    CopyRef,
+    Delete,
+    Move,
+    Op,
+    OpDone,
+    Read,
+    Write,
+)
+from kv_cache.core.kinds import Cause, OpKind
+
+
+def objects_of(ref: CopyRef) -> Iterator[CopyRef]:
+    """Yield the objects of a copy."""
+    copy_id, key, tier, nbytes, version, count = ref
+    for i in range(count):
+        yield CopyRef(copy_id + i, key, tier, nbytes // count, version + i)
+
+
+def of_objects(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Return the operations on the objects of each copy, in the order of the copies."""
+    if all(op.target.objects == 1 for op in ops):
+        return tuple(ops)
+    return tuple(part for op in ops for part in _parts(op))
+
+
+def of_blocks(ops: Sequence[Op], done: Sequence[OpDone]) -> tuple[OpDone, ...]:
+    """Return what became of operations, where that of the operations on their objects is `done`."""
+    if len(done) == len(ops):
+        return tuple(done)
+    results = iter(done)
+    return tuple(_joined(op, [next(results) for _ in range(op.target.objects)]) for op in ops)
+
+
+def leftovers(ops: Sequence[Op], done: Sequence[OpDone]) -> tuple[Op, ...]:
+    """Return what has to be deleted: objects that were written of copies that failed."""
+    left: list[Op] = []
+    if len(done) == len(ops):  # an object each leaves nothing
+        return ()
+    results = iter(done)
+    for op in ops:
+        of_op = [next(results) for _ in range(op.target.objects)]
+        if not isinstance(op, Write | Move) or all(result.ok for result in of_op):
+            continue
+        left += [Delete(each.op.target, Cause.DISCARD) for each in of_op if each.ok]
+    return tuple(left)
+
+
+def _parts(op: Op) -> Iterator[Op]:
+    if op.target.objects == 1:
+        yield op
+        return
+    match op:
+        case Move(source=source, target=target, cause=cause):
+            for one, other in zip(objects_of(source), objects_of(target), strict=True):
+                yield Move(one, other, cause)
+        case Read(copy=ref, cause=cause) | Write(copy=ref, cause=cause):
+            yield from (type(op)(one, cause) for one in objects_of(ref))
+        case Delete(copy=ref, cause=cause):
+            yield from (Delete(one, cause) for one in objects_of(ref))
+
+
+def _joined(op: Op, done: Sequence[OpDone]) -> OpDone:
+    if len(done) == 1:
+        return done[0]
+    failed = max((each for each in done if not each.ok), key=_weight, default=None)
+    return OpDone(
+        op,
+        min(each.started_ns for each in done),
+        max(each.finished_ns for each in done),
+        error=failed and failed.error,
+        failed=failed and failed.failed,
+    )
+
+
+def _weight(done: OpDone) -> tuple[bool, bool]:
+    """What could not be read is told before what could not be written; that an object was gone
+    already, last."""
+    return done.error != VANISHED, done.failed is OpKind.READ
