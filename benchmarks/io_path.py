@@ -2,6 +2,7 @@
 
     python benchmarks/io_path.py [--quick] [--on disk ram throttled] [--dir D] [--groups N]
                                  [--sizes-kib 64 256] [--batch 1 8 64] [--python | --alone]
+                                 [--set-mb 150]
 
 Whole blocks are stored to and loaded from one preallocated file by threads with direct I/O, from
 buffers in transparent huge pages: by ours through `Mover`, stamped and verified, and by fio
@@ -13,7 +14,7 @@ costs, in all threads; fio's is that of its I/O threads.
 
     disk        --dir, the disk as it is: 1 GiB a unit
     ram         a loop device in RAM, where the client is what counts: 4 GiB a unit
-    throttled   a directory at 200 MB/s: 1 GiB, which is 5 s, a unit
+    throttled   a directory at 200 MB/s, or --set-mb: 1 GiB, which is 5 s, a unit
 
 On a shared disk no difference below 5 % (load) or 10 % (store) means anything.
 """
@@ -67,7 +68,7 @@ _HUGE = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 BUFFER = 16 * MIB  # as a run has by default, and so many of them in each pool
 BUFFERS = 16
-SET_RATE = 200_000_000  # bytes/s of the throttled device
+SET_MB = 200  # a second, of the throttled device
 SIZES_MIB = (2, 32, 80)
 CONCURRENCIES = (1, 4, 16)
 QUICK_SIZES_MIB = (2, 32)
@@ -399,6 +400,7 @@ class Seen:
     action: str
     groups: Sequence[Group]
     noisy: int
+    set_rate: int
 
     @property
     def name(self) -> str:
@@ -410,6 +412,12 @@ class Seen:
 
     def latency(self, percent: float) -> Middle:
         return middle_ratio([group.latency_ratio(percent) for group in self.groups])
+
+    def fio_apart(self, percent: float) -> float:
+        """How far apart the latencies of fio's two units are, the most of all groups, as a ratio
+        less 1."""
+        pairs = [[_latency([unit], percent) for unit in group.fio] for group in self.groups]
+        return max(max(pair) / min(pair) for pair in pairs) - 1
 
     def ours(self, value: Callable[[Unit], float]) -> Middle:
         """A value of our units, the median over all groups."""
@@ -460,14 +468,19 @@ class _Pair:
         return counted.write_bytes if action == STORE else counted.read_bytes
 
 
-def compare(place: str, case: Case, groups: int, actions: Sequence[str]) -> Iterator[Seen]:
+def compare(
+    place: str, case: Case, groups: int, actions: Sequence[str], set_rate: int
+) -> Iterator[Seen]:
     with Ours(case) as ours:
         pair = _Pair(case, ours)
         pair.warm_up([STORE] if place == "throttled" else [STORE, STORE, *actions])
         for action in actions:
             pair.noisy = 0
             made = [pair.group(action) for _ in range(groups)]
-            yield Seen(place=place, case=case, action=action, groups=made, noisy=pair.noisy)
+            yield Seen(
+                place=place, case=case, action=action, groups=made, noisy=pair.noisy,
+                set_rate=set_rate,
+            )  # fmt: skip
 
 
 # --- the places ------------------------------------------------------------------------------
@@ -487,6 +500,7 @@ class Plan:
     depth: int = 1
     native: bool = True
     alone: bool = False
+    set_rate: int = SET_MB * 10**6  # bytes/s of the throttled device
 
 
 PLACES = ("disk", "ram", "throttled")
@@ -513,35 +527,35 @@ def measure(place: str, plan: Plan) -> Iterator[Seen]:
         for batch in plan.batches
     ]
     largest = max(case.nbytes for case in cases)
-    with _directory(place, plan.directory, largest) as directory:
+    with _directory(place, plan, largest) as directory:
         path = directory / "arena"
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, largest)
         _write_all(path)
         for case in cases:
             at = replace(case, path=str(path))
-            yield from compare(place, at, plan.groups[place], (STORE, LOAD))
+            yield from compare(place, at, plan.groups[place], (STORE, LOAD), plan.set_rate)
             if (
                 place == "throttled"
                 and case.block == CPU_SIZE_MIB * MIB
                 and case.concurrency == CPU_CONCURRENCY
             ):
                 unchecked = replace(at, verify=Verify.OFF.value)
-                yield from compare(place, unchecked, plan.groups[place], (LOAD,))
+                yield from compare(place, unchecked, plan.groups[place], (LOAD,), plan.set_rate)
 
 
 @contextmanager
-def _directory(place: str, disk: Path, nbytes: int) -> Iterator[Path]:
+def _directory(place: str, plan: Plan, nbytes: int) -> Iterator[Path]:
     gib = 1.05 * nbytes / GIB + 0.1  # what the file system needs for itself
     match place:
         case "disk":
-            with tempfile.TemporaryDirectory(prefix="kv-bench-", dir=disk) as made:
+            with tempfile.TemporaryDirectory(prefix="kv-bench-", dir=plan.directory) as made:
                 yield Path(made)
         case "ram":
             with ram_directory(gib) as directory:
                 yield directory
         case _:
-            with throttled_directory(SET_RATE, gib) as directory:
+            with throttled_directory(plan.set_rate, gib) as directory:
                 yield directory
 
 
@@ -590,10 +604,11 @@ def figures(everything: Sequence[Seen]) -> list[Figure]:
         rows.append(_latency_row("1 ram", 50, ram))
     if throttled:
         good = [s.rate.median >= 0.99 for s in throttled]
-        rows.append(_ratio_row("1 200 MB/s", ">= 0.99", throttled, good))
-        rows.append(_set_rate_row(throttled))
+        at = f"{throttled[0].set_rate / 1e6:g} MB/s"
+        rows.append(_ratio_row(f"1 {at}", ">= 0.99", throttled, good))
+        rows.append(_set_rate_row(f"1 {at}", throttled))
         loads = [seen for seen in throttled if seen.action == LOAD]
-        rows += [_latency_row("2 200 MB/s", percent, loads) for percent in (50, 99)]
+        rows += [_latency_row(f"2 {at}", percent, loads) for percent in (50, 99)]
     rows += _cpu_rows([seen for seen in everything if seen.place == "throttled"])
     return rows
 
@@ -608,7 +623,8 @@ def _ratio_row(number: str, wanted: str, seen: Sequence[Seen], good: Sequence[bo
 
 
 def _latency_row(number: str, percent: int, seen: Sequence[Seen]) -> Figure:
-    """Loads' latency beside fio's. Where a thread has only a block or two in a unit, the limiter's
+    """Loads' latency beside fio's: within 5 %, or beyond the median within what two units of fio
+    are apart. Where a thread has only a block or two in a unit, the limiter's
     choice of whom to serve first is all that a percentile shows: such cases are left out."""
     everything = [s for s in seen if s.action == LOAD]
     loads = [s for s in everything if s.case.blocks >= LEAST_EACH * s.case.concurrency]
@@ -619,25 +635,29 @@ def _latency_row(number: str, percent: int, seen: Sequence[Seen]) -> Figure:
             number=number, what=f"p{percent} of loads ours/fio", wanted="within 5 %", met=False,
             seen="no case" + left_out,
         )  # fmt: skip
-    good = [abs(s.latency(percent).median - 1) <= 0.05 for s in loads]
+    apart = [0.05 if percent == 50 else max(0.05, s.fio_apart(percent)) for s in loads]
+    good = [
+        abs(s.latency(percent).median - 1) <= most for s, most in zip(loads, apart, strict=True)
+    ]
     worst = max(loads, key=lambda s: abs(math.log(s.latency(percent).median)))
     typical = middle_ratio([g.latency_ratio(percent) for s in loads for g in s.groups])
+    wanted = "within 5 %" if percent == 50 else f"within 5 %, or fio's own {max(apart):.0%}"
     return Figure(
-        number=number, what=f"p{percent} of loads ours/fio", wanted="within 5 %", met=all(good),
+        number=number, what=f"p{percent} of loads ours/fio", wanted=wanted, met=all(good),
         seen=f"{typical}; worst {worst.latency(percent)} {worst.name}; "
         f"{sum(good)} of {len(good)} cases{left_out}",
     )  # fmt: skip
 
 
-def _set_rate_row(seen: Sequence[Seen]) -> Figure:
+def _set_rate_row(number: str, seen: Sequence[Seen]) -> Figure:
     def rate(s: Seen) -> Middle:
-        return s.ours(lambda unit: unit.rate / SET_RATE)
+        return s.ours(lambda unit: unit.rate / s.set_rate)
 
     good = [abs(rate(s).median - 1) <= 0.01 for s in seen]
     worst = max(seen, key=lambda s: abs(rate(s).median - 1))
-    typical = middle_ratio([u.rate / SET_RATE for s in seen for g in s.groups for u in g.ours])
+    typical = middle_ratio([u.rate / s.set_rate for s in seen for g in s.groups for u in g.ours])
     return Figure(
-        number="1 200 MB/s", what="ours/set rate", wanted="within 1 %", met=all(good),
+        number=number, what="ours/set rate", wanted="within 1 %", met=all(good),
         seen=f"{typical}; worst {rate(worst)} {worst.name}; {sum(good)} of {len(good)} cases",
     )  # fmt: skip
 
@@ -704,6 +724,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+")
     parser.add_argument("--unit-gib", type=float)
     parser.add_argument("--buffer-mib", type=int, default=BUFFER // MIB, help="of ours")
+    parser.add_argument("--set-mb", type=int, default=SET_MB, help="a second, if throttled")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -721,6 +742,7 @@ def main() -> None:
         concurrencies=options.concurrency or plan.concurrencies,
         unit_gib=options.unit_gib,
         buffer_mib=options.buffer_mib,
+        set_rate=options.set_mb * 10**6,
     )
     print(table(run(options.on, chosen)))
 
