@@ -1,8 +1,8 @@
-"""Reads and writes of storage without the interpreter lock, many in a call (`tiers/native`).
+"""Reads and writes without the interpreter lock, many in a call (`tiers/native`).
 
 For stores whose bytes may be moved by positional calls (`Capability.POSITIONAL`). They go to the
 native transfers as a table of pieces, whose memory is one buffer of the pool at a time. A file that
-an object has to itself is opened and closed by rows of the same table (`Capability.NAMED`), if the
+an object has to itself is opened and closed by rows of the same table (`Names`), if the
 object fits into a buffer; other names are found, made and closed as ever.
 """
 
@@ -19,7 +19,7 @@ from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import PAGE_BYTES
 from kv_cache.tiers import native
-from kv_cache.tiers.base import NEW_MODE, Capability, Names, Sink, Span, Tap, reason_of
+from kv_cache.tiers.base import NEW_MODE, Capability, Names, Place, Sink, Span, Tap, reason_of
 from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.native import STEPS, Does, Moved, Piece, PieceTable
 from kv_cache.tiers.payload import MISMATCH, Payload
@@ -30,18 +30,21 @@ _REASONS = {native.WRONG: MISMATCH, native.ABORTED: ABORTED}
 
 class Batched:
     """One operation of a batch, while it is performed. A tap or a sink that is there is open; with
-    names there is neither."""
+    names or a place there is neither."""
 
     def __init__(self, op: Read | Write, ref: CopyRef, timer: LegTimer) -> None:
         self.op, self.ref, self.timer = op, ref, timer
         self.tap: Tap | None = None
         self.sink: Sink | None = None
         self.names: Names | None = None
+        self.place: Place | None = None
         self.error: StoreError | None = None
 
     @property
     def spans(self) -> Sequence[Span]:
         """Where its bytes are; nowhere if it could not be opened."""
+        if self.place is not None:
+            return self.place.spans
         if self.names is not None:
             return (Span(-1, 0, self.ref.nbytes),)  # of the file that is opened then
         end = self.tap or self.sink
@@ -59,6 +62,7 @@ class Batched:
 # Numbers, as arithmetic on flags takes a microsecond a row.
 _OPEN, _SYNC, _CLOSE, _RENAME = map(int, (Does.OPEN, Does.SYNC, Does.CLOSE, Does.RENAME))
 _NOWHERE = int(Does.NOWHERE)
+_MEMORY = int(Does.MEMORY)
 _STEPS = {_SYNC: "fsync", _CLOSE: "close", _RENAME: "rename"}
 
 
@@ -215,7 +219,8 @@ class BatchMover:
 
 
 def _done_to(does: Does, how: Capability) -> int:
-    return int(does) | _NOWHERE if Capability.NOWHERE in how else int(does)
+    nowhere = _NOWHERE if Capability.NOWHERE in how else 0
+    return int(does) | nowhere | (_MEMORY if Capability.MEMORY in how else 0)
 
 
 def _with_steps(

@@ -47,6 +47,8 @@ class RunMachine(Struct, frozen=True):
     tracer: "Tracer | None"
     mover: Mover
     drive: Drive
+    native: bool
+    """Whether the instants of all tiers are taken in native code."""
 
     def resize(self, users: int) -> None:
         """Serve `users` from now on, with the workers that they need."""
@@ -123,6 +125,8 @@ def open_machine(
         tracer,
         mover,
         drive,
+        batches is not None
+        and all(_NATIVE_INSTANTS in store.capabilities for store in stores.by_tier.values()),
     )
 
 

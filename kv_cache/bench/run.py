@@ -28,7 +28,9 @@ from kv_cache.tiers.base import Store
 from kv_cache.tiers.native import AbortFlag
 from kv_cache.workload.digest import ScheduleDigest, schedule_digest
 
-SWITCH_INTERVAL_S = 0.0001  # the default of 5 ms shows in every short operation: decision 0009
+SWITCH_INTERVAL_S = 0.0001
+"""Of threads whose instants are Python's: its own of 5 ms shows in every short operation (decision
+0009). Each turn that is forced costs, and where instants are native none is needed."""
 NO_HOOKS = RunHooks()
 
 Tick = Callable[["RealRun"], None]
@@ -112,7 +114,7 @@ class RealRun(RunState):
             self, self._machine, self._answers, (self._stop, self._abort), partial(tick, self)
         )
         phases = Phases(self._plan, self, self._machine, windows, self._together)
-        with _undisturbed():
+        with _undisturbed(native=self._machine.native):
             phases.run(measure=measure)
         phases.check()
         return self._outcome(digest, phases)
@@ -163,11 +165,12 @@ class RealRun(RunState):
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let threads take turns often, and the garbage collector forget all that was there before:
-    else one collection stops every thread for 40 ms."""
+def _undisturbed(*, native: bool) -> Iterator[None]:
+    """Let threads take turns often, if instants are not `native`, and the garbage collector forget
+    all that was there before: else one collection stops every thread for 40 ms."""
     interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if not native:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     try:

@@ -36,7 +36,7 @@ from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers import native
-from kv_cache.tiers.base import Capability, NamedStore, Sink, Store, Tap, reason_of
+from kv_cache.tiers.base import FREE, Capability, Names, PlacedStore, Sink, Store, Tap, reason_of
 from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.native import AbortFlag, Does
 from kv_cache.tiers.payload import MISMATCH, Payload
@@ -47,6 +47,8 @@ AT_ONCE_BYTES = 2 * MIB
 """Of one call: more are divided among threads. An object of over an eighth of it is alone: where
 the device is memory, two of 1 MiB in one call have twice the p50 of two calls, and the same
 rate."""
+
+_Kind = tuple[type[Op], Tier]
 
 BATCH = 64
 """Operations of storage that are open at the same time, at most: each may hold a descriptor."""
@@ -123,10 +125,10 @@ class Mover:
             tier: batches is not None and batches.can_move(store.capabilities)
             for tier, store in stores.items()
         }
-        self._named = {
-            tier: cast("NamedStore", store)
+        self._placed = {
+            tier: cast("PlacedStore", store)
             for tier, store in stores.items()
-            if self._in_batches[tier] and Capability.NAMED in store.capabilities
+            if self._in_batches[tier] and Capability.PLACED in store.capabilities
         }
         self._how = {tier: store.capabilities for tier, store in stores.items()}
         self.share = 1.0
@@ -143,9 +145,13 @@ class Mover:
 
     def worth_sharing(self, ops: tuple[Op, ...]) -> bool:
         """Whether a batch gains from several threads: where it waits for storage."""
-        return len(ops) > 1 and any(
+        return len(ops) > 1 and any(map(self._waits, ops))
+
+    def _waits(self, op: Op) -> bool:
+        if isinstance(op, Delete) and self._stores[op.copy.tier].removal == FREE:
+            return False
+        return any(
             ref.tier is Tier.NVME and (self._rehearse or self._has_data[ref.tier])
-            for op in ops
             for ref in (op.source, op.target)
         )
 
@@ -153,7 +159,7 @@ class Mover:
         """Divide operations, by their numbers, into what one thread performs at a time: those that
         one call moves at the same time, up to `AT_ONCE_BYTES`, and each other one alone."""
         units: list[list[int]] = []
-        together: dict[type[Op], tuple[list[int], int]] = {}  # and how much room is left
+        together: dict[_Kind, tuple[list[int], int]] = {}  # and how much room is left
         for number, op in enumerate(ops):
             at_once = Capability.AT_ONCE in self._how[op.target.tier]
             nbytes = _beginning(op.target, self.share).nbytes
@@ -169,8 +175,8 @@ class Mover:
         return units
 
     def perform_all(self, ops: Sequence[Op]) -> list[OpDone]:
-        """Perform operations one after the other: of those of storage as many in a call as follow
-        each other and do the same."""
+        """Perform operations one after the other: as many in a call as follow each other and do the
+        same."""
         done: list[OpDone] = []
         for kind, group in groupby(ops, self._batch_kind):
             if kind is None:
@@ -181,9 +187,9 @@ class Mover:
                     done += self._perform_batch(same[first : first + BATCH])
         return done
 
-    def _batch_kind(self, op: Op) -> type[Op] | None:
-        of_one = isinstance(op, Read | Write)
-        return type(op) if of_one and self._in_batches[op.target.tier] else None
+    def _batch_kind(self, op: Op) -> _Kind | None:
+        of_one, tier = isinstance(op, Read | Write), op.target.tier
+        return (type(op), tier) if of_one and self._in_batches[tier] else None
 
     def perform(self, op: Op) -> OpDone:
         if self._batch_kind(op) is not None:
@@ -273,7 +279,7 @@ class Mover:
     # --- many in a call --------------------------------------------------------------------
 
     def _perform_batch(self, ops: Sequence[Read | Write]) -> list[OpDone]:
-        """Reads, or writes, of copies whose bytes positional calls may move."""
+        """Reads, or writes, of copies of one tier whose bytes positional calls may move."""
         assert self._batches is not None
         reads = isinstance(ops[0], Read)
         how = self._how[ops[0].copy.tier]
@@ -301,14 +307,12 @@ class Mover:
 
     def _begin(self, one: Batched, *, reads: bool) -> None:
         try:
-            if (named := self._named.get(one.ref.tier)) and one.ref.nbytes <= self._size:
+            if (placed := self._placed.get(one.ref.tier)) and one.ref.nbytes <= self._size:
                 sampled = reads and self._page_cache is not None and self._page_cache.is_turn()
                 if sampled:  # which is looked at while it is open
                     one.tap = self._open(one.timer, one.ref, sampled=True)
                     return
-                one.names = named.names(one.ref, writes=not reads)
-                if one.names is not None:
-                    one.timer.engine = one.names.engine
+                if self._find(one, placed, reads=reads):
                     return
             if reads:
                 one.tap = self._open(one.timer, one.ref)
@@ -316,6 +320,21 @@ class Mover:
                 one.sink = self._create(one.timer, one.ref)
         except StoreError as error:
             one.error = error
+
+    def _find(self, one: Batched, store: PlacedStore, *, reads: bool) -> bool:
+        """Return whether an object needs no tap or sink."""
+        one.timer.start()
+        place = store.place(one.ref, writes=not reads)
+        if place is None:
+            return False
+        one.timer.engine = place.engine
+        if isinstance(place, Names):
+            one.names, one.timer.calling = place, False  # rows have instants of their own
+        else:
+            one.place = place
+            one.timer.end_of_names()
+            one.timer.steps = tuple(place.steps)
+        return True
 
     def _end_read(self, one: Batched) -> OpDone:
         tap, one.tap = one.tap, None
@@ -333,7 +352,7 @@ class Mover:
         try:
             if sink is not None:
                 self._end_sink(one, sink)
-            elif one.names is not None and one.error is not None:
+            elif one.error is not None and (one.names or one.place):
                 self._give_up(one)
         except StoreError as error:
             one.error = error
@@ -343,7 +362,7 @@ class Mover:
         """Leave nothing of a write that failed, unless the name was another's before."""
         if one.error is not None and one.error.reason != _EXISTS:
             try:
-                self._named[one.ref.tier].give_up(one.ref)
+                self._placed[one.ref.tier].give_up(one.ref)
             except StoreError as error:
                 if error.reason != VANISHED:
                     raise
@@ -366,7 +385,7 @@ class Mover:
         tap = self._stores[ref.tier].open(ref)
         timer.end_of_names()
         timer.engine = tap.engine
-        looks = self._page_cache if tap.spans else None
+        looks = self._page_cache if tap.spans and ref.tier is Tier.NVME else None
         if looks is not None and (sampled or looks.is_turn()):
             timer.sampled = looks.before(tap.spans)
         return tap

@@ -30,6 +30,9 @@ from kv_cache.core.effect import VANISHED, CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 
+FREE = "free"
+"""The removal of a store that only notes what is free: no device is asked."""
+
 
 class Capability(Flag):
     """What a store declares, checked before a run starts."""
@@ -42,9 +45,10 @@ class Capability(Flag):
     POSITIONAL = auto()  # positional calls may move them, to and from the spans of taps and sinks
     AT_ONCE = auto()  # and those of a batch, in one call, at the same time
     RINGS = auto()  # through an io_uring
-    WHOLE = auto()  # positional calls are all that an operation needs, but for those of `names`
-    NAMED = auto()  # a file an object: it is a `NamedStore`
+    WHOLE = auto()  # positional calls are all that an operation needs, but for those of `place`
+    PLACED = auto()  # without taps and sinks: it is a `PlacedStore`
     NOWHERE = auto()  # and are not moved at all: a rehearsal does all but the system calls
+    MEMORY = auto()  # spans have no file: their offsets are addresses
 
 
 class Span(NamedTuple):
@@ -129,14 +133,22 @@ class Names(NamedTuple):
     engine: str
 
 
-class NamedStore(Store, Protocol):
-    """A store whose objects can be had by their names in place of taps and sinks."""
+class Place(NamedTuple):
+    """Where an object's bytes are, in files that are open as long as their store."""
 
-    def names(self, ref: CopyRef, *, writes: bool) -> Names | None:
-        """Return how to write or read a copy; None: by its sink or tap."""
+    spans: Sequence[Span]
+    steps: Sequence[MetadataStep]  # that it took to find it
+    engine: str
+
+
+class PlacedStore(Store, Protocol):
+    """A store whose objects can be had without taps and sinks."""
+
+    def place(self, ref: CopyRef, *, writes: bool) -> Names | Place | None:
+        """Return how to write or read a copy; None: by its sink or tap. Raises StoreError."""
 
     def give_up(self, ref: CopyRef) -> None:
-        """Remove what was written of a copy by its name."""
+        """Remove what was written of a copy at its place."""
 
 
 _REASONS = {

@@ -12,7 +12,7 @@ from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
-from kv_cache.tiers.base import Capability, Span
+from kv_cache.tiers.base import FREE, Capability, Span
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.extents import Extent, Extents
 
@@ -23,12 +23,20 @@ class ArenaStore(ABC):
     """What stores with one big buffer share: which extents belong to which copy."""
 
     engine: str
-    removal = "free"
+    removal = FREE
 
     def __init__(self, regions: list[int]) -> None:
         self._extents = Extents(regions)
         self._objects: dict[int, list[Extent]] = {}
         self._lock = threading.Lock()
+
+    def spans(self, extents: Sequence[Extent]) -> Sequence[Span]:
+        """Return where the bytes are, for who may copy them itself."""
+        return ()
+
+    def kept(self) -> object:
+        """Return the memory that the spans are in."""
+        return None
 
     @abstractmethod
     def copy_in(self, at: int, data: memoryview) -> None: ...
@@ -81,10 +89,12 @@ class MemoryStore(ArenaStore):
         self.tier = tier
         self.capacity = capacity
         self.engine = "emulated-in-ram" if emulated else "ram"
-        self.capabilities = Capability.DATA
+        self.capabilities = Capability.DATA | Capability.MEMORY
+        self.capabilities |= Capability.POSITIONAL | Capability.WHOLE
         if emulated:
             self.capabilities |= Capability.EMULATED
         self._arena = aligned_bytes(capacity)
+        self._address: int = self._arena.ctypes.data
 
     def touch(self, stopped: Callable[[], bool]) -> None:
         """Have every page now, so that the run measures copies and not page faults; may take a
@@ -93,6 +103,12 @@ class MemoryStore(ArenaStore):
             if stopped():
                 return
             self._arena[start : start + _TOUCH_BYTES : PAGE_BYTES] = 0xA5
+
+    def spans(self, extents: Sequence[Extent]) -> Sequence[Span]:
+        return tuple(Span(-1, self._address + start, length) for start, length in extents)
+
+    def kept(self) -> object:
+        return self._arena
 
     def copy_in(self, at: int, data: memoryview) -> None:
         self._arena[at : at + len(data)] = np.frombuffer(data, np.uint8)
@@ -115,10 +131,11 @@ class _ArenaObject:
     """A sink or a tap; which one is the caller's business."""
 
     steps: Sequence[MetadataStep] = ()
-    spans: Sequence[Span] = ()
 
     def __init__(self, store: ArenaStore, ref: CopyRef, extents: list[Extent]) -> None:
         self.engine = store.engine
+        self.spans = store.spans(extents)
+        self._kept = store.kept()  # as long as somebody may copy from there
         self._store = store
         self._ref = ref
         self._extents = extents

@@ -12,6 +12,7 @@
 enum { THREADS = 4, OBJECTS = 24, PAGES = 8, ROUNDS = 60, BYTES = PAGES * PAGE };
 
 static int file;
+static char tier[THREADS * OBJECTS * BYTES]; /* in memory, of every third object, but of rings */
 static char way; /* alone, crew, ring */
 static struct crew *crew;
 static int32_t go_on = 0;
@@ -31,6 +32,10 @@ static struct piece piece_of(int thread, int object, char *memory, int flags) {
   piece.flags = flags | (object % 2 ? SECTORS : 0);
   piece.fd = file;
   piece.offset = number * BYTES;
+  if (way != 'r' && object % 3 == 0) {
+    piece.flags |= MEMORY;
+    piece.offset += (int64_t)(intptr_t)tier;
+  }
   piece.nbytes = BYTES;
   piece.address = (uint64_t)(uintptr_t)(memory + object * BYTES);
   for (int k = 0; k < 3; k++) piece.base[k] = (uint64_t)number * 7919 + (uint64_t)k;
@@ -62,8 +67,8 @@ static void *work(void *argument) {
     for (int i = 0; i < OBJECTS; i++) require(!pieces[i].error, "a write failed");
     int faults[OBJECTS];
     for (int i = 0; i < OBJECTS; i++) {
-      faults[i] = rand_r(&seed) % 5;
       pieces[i] = piece_of(thread, i, memory, STAMPED | NOISE);
+      faults[i] = pieces[i].flags & MEMORY ? 3 + rand_r(&seed) % 2 : rand_r(&seed) % 5;
       if (faults[i] == 1) pieces[i].fd = 1 << 20;
       if (faults[i] == 2) pieces[i].offset = (int64_t)1 << 40;
       if (faults[i] == 3) pieces[i].base[rand_r(&seed) % 3]++;

@@ -187,7 +187,7 @@ def test_a_rehearsal_goes_the_way_of_the_run_and_may_move_less(
     store = rehearsed_storage(64 * MIB, layout=layout, engine="auto")
     assert store is not None
     assert (Capability.AT_ONCE in store.capabilities) is (layout != "bucket")
-    assert (Capability.NAMED in store.capabilities) is (layout == "file")
+    assert (Capability.PLACED in store.capabilities) is (layout != "bucket")
     payload, clock, abort = Payload(Seed(3), MIB), MonotonicClock(), AbortFlag()
     batches = native_batches(payload, clock, verify, abort, 4)
     pools = BufferPool(2, MIB), BufferPool(2, MIB)

@@ -37,6 +37,7 @@ class Does(IntFlag):
     CLOSE = 64
     RENAME = 128
     SECTORS = 256  # the stamps are in every 512 bytes, and not in every page
+    MEMORY = 512  # `offset` is an address: bytes are copied from there, or to there
 
 
 STEPS = int(Does.OPEN | Does.SYNC | Does.CLOSE | Does.RENAME)

@@ -22,7 +22,7 @@ import orjson
 from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import MIB, PAGE_BYTES
-from kv_cache.tiers.base import NEW_MODE, Names, Span, Steps, reason_of
+from kv_cache.tiers.base import FREE, NEW_MODE, Names, Span, Steps, reason_of
 from kv_cache.tiers.extents import Extent, Extents
 from kv_cache.tiers.nvme.engines import size_of
 
@@ -214,7 +214,7 @@ class Arena:
     """
 
     name = "arena"
-    removal = "free"
+    removal = FREE
     whole = True
 
     def __init__(

@@ -10,7 +10,7 @@ from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.tiers import native
-from kv_cache.tiers.base import Capability, Names, Sink, Span, Steps, Tap, store_errors
+from kv_cache.tiers.base import Capability, Names, Place, Sink, Span, Steps, Tap, store_errors
 from kv_cache.tiers.file_options import FSYNC_BATCH
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.nvme.engines import Engine, Region
@@ -95,10 +95,10 @@ class NvmeStore:
             self.capabilities |= Capability.DURABLE
         self._files = layout if isinstance(layout, FilePerObject) else None
         if Capability.POSITIONAL in self.capabilities:
-            if self._files is not None and not self._uses_rings:
-                self.capabilities |= Capability.NAMED
-            named = Capability.NAMED in self.capabilities
-            if (layout.whole and fsync != "object") or (named and fsync != "batch"):
+            files = self._files is not None and not self._uses_rings
+            if files or layout.whole:
+                self.capabilities |= Capability.PLACED
+            if (layout.whole and fsync != "object") or (files and fsync != "batch"):
                 # Else a call of Python's belongs to each object, and its threads make them.
                 self.capabilities |= Capability.AT_ONCE | Capability.WHOLE
 
@@ -108,17 +108,29 @@ class NvmeStore:
     def open(self, ref: CopyRef) -> Tap:
         return _FileTap(ref, self._layout, self._reader)
 
-    def names(self, ref: CopyRef, *, writes: bool) -> Names | None:
-        if self._files is None or (writes and self._fsync == "batch"):
+    def place(self, ref: CopyRef, *, writes: bool) -> Names | Place | None:
+        if writes and self._fsync == "batch":
             return None
-        engine = self._writer if writes else self._reader
-        sync = writes and self._fsync == "object"
-        return self._files.names(ref, engine.name, engine.open_flags, writes=writes, sync=sync)
+        engine, sync = self._writer if writes else self._reader, self._fsync == "object"
+        if self._files is not None:
+            flags, synced = engine.open_flags, writes and sync
+            return self._files.names(ref, engine.name, flags, writes=writes, sync=synced)
+        if writes and sync:
+            return None
+        steps, layout = Steps(), self._layout
+        with store_errors():
+            if writes:
+                spans = layout.create(ref, engine.open_flags, steps, allocate=False)
+            else:
+                spans = layout.open(ref, engine.open_flags, steps)
+        return Place(spans, steps, engine.name)
 
     def give_up(self, ref: CopyRef) -> None:
-        assert self._files is not None
         with store_errors():
-            self._files.give_up(ref)
+            if self._files is not None:
+                self._files.give_up(ref)
+            else:
+                self._layout.delete(ref)
 
     def delete(self, ref: CopyRef) -> None:
         with store_errors():

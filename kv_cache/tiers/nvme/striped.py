@@ -10,7 +10,7 @@ from typing import Any, cast
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
-from kv_cache.tiers.base import NamedStore, Names, Sink, Store, Tap
+from kv_cache.tiers.base import Names, Place, PlacedStore, Sink, Store, Tap
 
 
 class Striped:
@@ -40,15 +40,20 @@ class Striped:
     def open(self, ref: CopyRef) -> Tap:
         return self._stores[self._of(ref)].open(ref)
 
-    def names(self, ref: CopyRef, *, writes: bool) -> Names | None:
-        names = self._named(self._claim(ref) if writes else self._of(ref)).names(ref, writes=writes)
-        if writes and names is None:
-            self.give_back(ref)
-        return names
+    def place(self, ref: CopyRef, *, writes: bool) -> Names | Place | None:
+        if not writes:
+            return self._placed(self._of(ref)).place(ref, writes=False)
+        place = None
+        try:
+            place = self._placed(self._claim(ref)).place(ref, writes=True)
+        finally:
+            if place is None:
+                self.give_back(ref)
+        return place
 
     def give_up(self, ref: CopyRef) -> None:
         try:
-            self._named(self._of(ref)).give_up(ref)
+            self._placed(self._of(ref)).give_up(ref)
         finally:
             self.give_back(ref)
 
@@ -89,8 +94,8 @@ class Striped:
             raise StoreError("vanished", f"copy {ref.copy_id} is on no drive")
         return drive
 
-    def _named(self, drive: int) -> NamedStore:
-        return cast("NamedStore", self._stores[drive])
+    def _placed(self, drive: int) -> PlacedStore:
+        return cast("PlacedStore", self._stores[drive])
 
     def _claim(self, ref: CopyRef) -> int:
         with self._lock:
