@@ -1,4 +1,4 @@
-"""What an operation costs this client in native code, and how that scales over threads.
+"""What an operation costs this client, in native code and around it, and how that scales.
 
     python benchmarks/client_cost.py [--seconds 1] [--groups 5]
 
@@ -11,6 +11,9 @@ Reads of 512 B to 2 MiB, each stamped or verified as a run does, by tables of ma
 by 1 and by 2 threads, each on a core of its own, in turn (1 2 2 1). Scaling is the rate of 2
 threads over that of 1: 2 where nothing is shared. On the device, whose own threads need the cores
 too, it says nothing and is left out.
+
+Then what Python does for each object of 256 KiB where nobody else wants its lock, eight a call, in
+a store whose system calls are left out: to write, read and delete it (`Mover`), and to record it.
 """
 
 import argparse
@@ -27,13 +30,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.devices import leave_cleanly_on_sigterm, ram_directory
 from benchmarks.figures import middle, middle_ratio
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.transfer import Mover, Verify, native_batches
+from kv_cache.core.block import content_key
+from kv_cache.core.effect import CopyRef, Delete, Op, OpDone, Read, Write
+from kv_cache.core.kinds import Cause, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import KIB, MIB, NS_PER_S, PAGE_BYTES
+from kv_cache.core.units import GIB, KIB, MIB, NS_PER_S, PAGE_BYTES
+from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.tiers import native
-from kv_cache.tiers.buffers import aligned_bytes
+from kv_cache.tiers.buffers import BufferPool, aligned_bytes
 from kv_cache.tiers.native import ROW, AbortFlag, Does
+from kv_cache.tiers.nvme.rehearsal import rehearsed_storage
 from kv_cache.tiers.payload import Payload
 
+BOOKS = ("write", "read", "delete", "record")
+_TOGETHER = 8
 SIZES = (512, 4 * KIB, 64 * KIB, 256 * KIB, 2 * MIB)
 DATA = 256 * MIB
 _MOST_ROWS = 1 << 16
@@ -82,6 +94,48 @@ def measured(clients: Sequence[Client], seconds: float) -> tuple[float, float]:
     return done / took_s, cpu_ns / max(1, done)
 
 
+class Books:
+    """One thread that moves objects through `Mover`, as a run does, and records that."""
+
+    def __init__(self, layout: str) -> None:
+        store = rehearsed_storage(GIB, layout=layout, engine="direct")
+        assert store is not None
+        payload, clock, abort = Payload(Seed(1), 16 * MIB), MonotonicClock(), AbortFlag()
+        pools = BufferPool(1, 16 * MIB), BufferPool(1, 16 * MIB)
+        self._mover = Mover(
+            {Tier.NVME: store}, payload, *pools, clock, Verify.STAMPS, abort,
+            batches=native_batches(payload, clock, Verify.STAMPS, abort),
+        )  # fmt: skip
+        self._recorder, self._made = Recorder(Edges(populate_end_ns=0)), 0
+
+    def us_an_object(self, seconds: float) -> dict[str, float]:
+        """Return the microseconds of each step."""
+        took_s, until_s, objects = dict.fromkeys(BOOKS, 0.0), time.perf_counter() + seconds, 0
+        while time.perf_counter() < until_s:
+            refs = [self._ref() for _ in range(_TOGETHER)]
+            writes = tuple(Write(ref, Cause.PREFILL) for ref in refs)
+            reads = tuple(Read(ref, Cause.REUSE) for ref in refs)
+            deletes = tuple(Delete(ref, Cause.EVICTION) for ref in refs)
+            done: list[OpDone] = []
+            every: tuple[tuple[Op, ...], ...] = (writes, reads, deletes)
+            for name, ops in zip(BOOKS, every, strict=False):
+                began_s = time.perf_counter()
+                done += self._mover.perform_all(ops)
+                took_s[name] += time.perf_counter() - began_s
+            assert all(each.ok for each in done)
+            began_s = time.perf_counter()
+            for each in done[: 2 * _TOGETHER]:
+                self._recorder.op(each, verified=self._mover.verified(each))
+            took_s["record"] += (time.perf_counter() - began_s) / 2
+            objects += _TOGETHER
+        return {name: 1e6 * seconds_ / objects for name, seconds_ in took_s.items()}
+
+    def _ref(self) -> CopyRef:
+        self._made += 1
+        key = content_key("books", self._made)
+        return CopyRef(self._made, key, Tier.NVME, 256 * KIB, self._made)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=1)
@@ -122,6 +176,13 @@ def main() -> None:
                     flush=True,
                 )
         os.close(fd)
+    print(f"\n{'layout':<9}" + "".join(f"{name + ', us':<24}" for name in BOOKS))
+    for layout in ("arena", "file"):
+        books = Books(layout)
+        rows = [books.us_an_object(given.seconds) for _ in range(given.groups)]
+        each_step = (middle([row[name] for row in rows]) for name in BOOKS)
+        cells = (f"{m.median:.1f} ({m.low:.1f} to {m.high:.1f})" for m in each_step)
+        print(f"{layout:<9}" + "".join(f"{cell:<24}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 
     python benchmarks/io_path.py [--quick] [--on disk ram throttled] [--dir D] [--groups N]
                                  [--sizes-kib 64 256] [--batch 1 8 64] [--python | --alone]
-                                 [--set-mb 150]
+                                 [--set-mb 150] [--layout file]
 
 Whole blocks are stored to and loaded from one preallocated file by threads with direct I/O, from
 buffers in transparent huge pages: by ours through `Mover`, stamped and verified, and by fio
-(psync, threads, one block a system call), each thread in a part of the file of its own. Units come
-in groups ours-fio-fio-ours after one pass that is thrown away; a group gives one log-ratio. A unit
-is rejected and repeated when the device moved over 2 % more bytes than it did, or when other
-processes took over 0.35 core. Ours runs in a process of its own: its CPU time is all that the path
-costs, in all threads; fio's is that of its I/O threads.
+(psync, threads, one block a system call; with --depth N io_uring, N at a time of each thread), each
+thread in a part of the file of its own. Units come in groups ours-fio-fio-ours after one pass that
+is thrown away; a group gives one log-ratio. A unit is rejected and repeated when the device moved
+over 2 % more bytes than it did, or when other processes took over 0.35 core. Ours runs in a process
+of its own: its CPU time is all that the path costs, in all threads; fio's is that of its I/O
+threads.
+
+With --layout file each block is a file, and in fio's place is a loop in C (`file_loop.c`) of the
+same system calls: create, write, close and rename, or open, read and close.
 
     disk        --dir, the disk as it is: 1 GiB a unit
     ram         a loop device in RAM, where the client is what counts: 4 GiB a unit
@@ -29,12 +33,16 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -52,14 +60,15 @@ from kv_cache.core.effect import CopyRef, Delete, Op, Read, Write
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import Cause, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
+from kv_cache.core.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES, round_up
 from kv_cache.tiers import native
+from kv_cache.tiers.base import NEW_MODE
 from kv_cache.tiers.buffers import BufferPool
-from kv_cache.tiers.native import AbortFlag, Does, Moved, Piece, PieceTable
+from kv_cache.tiers.native import ROW, AbortFlag, Does
 from kv_cache.tiers.nvme import open_storage
+from kv_cache.tiers.nvme.layouts import FilePerObject
 from kv_cache.tiers.payload import Payload
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 # Our buffers are in transparent huge pages, which saves requests of the device and up to 30 % of
@@ -77,6 +86,7 @@ CPU_SIZE_MIB, CPU_CONCURRENCY = 32, 4  # where figure 3 is measured
 FOREIGN_BYTES = 1.02
 TRIES = 4
 LEAST_EACH = 3
+FORGOTTEN_S = 5.5  # of deleted files by ext4, which looks for inodes that are not among them
 
 STORE, LOAD = "store", "load"
 
@@ -95,6 +105,7 @@ class Case:
     depth: int = 1  # of ours: of a call's, in flight at a time
     native: bool = True
     alone: bool = False  # of ours: the native transfers without `Mover`
+    layout: str = "arena"
 
     @property
     def blocks(self) -> int:
@@ -107,8 +118,10 @@ class Case:
         return self.blocks * self.block
 
     def __str__(self) -> str:
-        size = f"{self.block // MIB} MiB" if self.block >= MIB else f"{self.block // KIB} KiB"
+        size = f"{self.block // MIB} MiB" if self.block >= MIB else f"{self.block / KIB:g} KiB"
         calls = f" by {self.batch}" if self.batch > 1 else ""
+        calls += f" depth {self.depth}" if self.depth > 1 else ""
+        calls += " files" if self.layout == "file" else ""
         way = " alone" if self.alone else "" if self.native else " Python"
         return f"{size} x {self.concurrency}{calls}{way}"
 
@@ -179,13 +192,16 @@ class _Worker:
         self._case = case
         path = Path(case.path)
         self._clock = MonotonicClock()
+        root = path.parent / "ours"
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
         store = open_storage(
-            path.parent,
+            root,
             capacity_bytes=case.nbytes,
-            layout="arena",
+            layout=case.layout,
             engine="direct",
             fsync="never",
-            arena_files=[path],
+            arena_files=[path] if case.layout == "arena" else None,
         )
         count = max(BUFFERS, case.concurrency)
         payload, verify, abort = Payload(Seed(1), case.buffer), Verify(case.verify), AbortFlag()
@@ -193,7 +209,7 @@ class _Worker:
         batches = native_batches(payload, self._clock, verify, abort, case.depth)
         if case.native and batches is None:
             sys.exit(f"no native transfers: {native.library()}")
-        self._alone = _Alone(case, payload, batches) if case.alone else None
+        self._alone = _Alone(case, payload, batches, root) if case.alone else None
         self._mover = Mover(
             {Tier.NVME: store}, payload, *pools, self._clock, verify, abort,
             batches=batches if case.native else None,
@@ -208,6 +224,8 @@ class _Worker:
             return self._timed([Read(ref, Cause.REUSE) for ref in self._refs])
         for ref in self._refs:
             assert self._mover.perform(Delete(ref, Cause.DISCARD)).ok
+        if self._refs and self._case.layout == "file":
+            time.sleep(FORGOTTEN_S)
         self._refs = [self._ref() for _ in range(self._case.blocks)]
         return self._timed([Write(ref, Cause.PREFILL) for ref in self._refs])
 
@@ -235,14 +253,14 @@ class _Worker:
 
 
 def _together(
-    parts: Sequence[Sequence[T]], batch: int, move: Callable[[Sequence[T]], Sequence[R]]
+    parts: Sequence[Any], batch: int, move: Callable[[Any], Sequence[R]]
 ) -> tuple[list[R], float]:
     """Have a thread for each part move it, so many at a time; all begin together. Return what came
     of it, and the CPU seconds that it took."""
     results: list[R] = []
     gate = threading.Barrier(len(parts) + 1)
 
-    def work(part: Sequence[T]) -> None:
+    def work(part: Any) -> None:
         gate.wait()
         for first in range(0, len(part), batch):
             results.extend(move(part[first : first + batch]))
@@ -258,51 +276,97 @@ def _together(
 
 
 class _Alone:
-    """The native transfers by themselves: each thread in a part of the file and a buffer of its
-    own."""
+    """The native transfers by themselves: each thread in a part of the file, or of the files, and
+    a buffer of its own."""
 
-    def __init__(self, case: Case, payload: Payload, batches: BatchMover | None) -> None:
+    def __init__(
+        self, case: Case, payload: Payload, batches: BatchMover | None, root: Path
+    ) -> None:
         assert batches is not None
         self._case, self._transfers, self._abort = case, batches.transfers, AbortFlag()
-        self._fd = os.open(case.path, os.O_RDWR | os.O_DIRECT)
-        self._buffers = BufferPool(case.concurrency, case.batch * case.block)
-        self._pieces: list[list[Piece]] = []
+        self._files = FilePerObject(root) if case.layout == "file" else None
+        self._made = 0  # units of files
+        self._names: list[bytes] = []  # as long as they are used
+        self._fd = -1 if self._files else os.open(case.path, os.O_RDWR | os.O_DIRECT)
+        self._buffers = BufferPool(case.concurrency, round_up(case.batch * case.block, PAGE_BYTES))
+        self._tables: list[npt.NDArray[np.void]] = []
         each = case.blocks // case.concurrency
+        self._sectors = Does(0) if case.block % PAGE_BYTES == 0 else Does.SECTORS
         for thread in range(case.concurrency):
             buffer = self._buffers.take()
-            pages = case.batch * case.block // PAGE_BYTES
+            pages = self._buffers.buffer_bytes // PAGE_BYTES
             payload.fill(buffer, min(pages, case.buffer // PAGE_BYTES), tint=0)
-            self._pieces.append([])
-            for number in range(each):
-                at = (thread * each + number) * case.block
-                ref = CopyRef(at, content_key("bench", at), Tier.NVME, case.block, 0)
-                address = buffer.address + number % case.batch * case.block
-                bases = payload.bases(ref, 0)
-                piece = Piece(number, Does.STAMPED, self._fd, at, case.block, address, *bases)
-                self._pieces[-1].append(piece)
+            rows = np.zeros(each, ROW)
+            rows["object"] = np.arange(each)
+            rows["fd"], rows["nbytes"] = self._fd, case.block
+            rows["offset"] = (thread * each + rows["object"]) * case.block
+            rows["address"] = buffer.address + rows["object"] % case.batch * case.block
+            rows["bases"] = rows["offset"][:, np.newaxis] * np.array([3, 5, 7])  # any will do
+            self._tables.append(rows)
 
-    def _run(self, pieces: Sequence[Piece]) -> list[Moved]:
-        if self._case.depth == 1:
-            return self._transfers.run(PieceTable(pieces), self._abort)
-        return self._transfers.run_at_once(PieceTable(pieces), self._abort, self._case.depth)
+    def _with_names(self, rows: npt.NDArray[np.void], thread: int) -> npt.NDArray[np.void]:
+        """Return the rows of files: how each is opened and closed, around its own."""
+        assert self._files is not None
+        writes = bool(rows["does"][0] & Does.WRITE)
+        table = np.repeat(rows, 4 if writes else 3)
+        first = (self._made * self._case.concurrency + thread) * len(rows)
+        for number in range(len(rows)):
+            ref = CopyRef(first + number, b"", Tier.NVME, self._case.block, 0)
+            names = self._files.names(ref, "direct", os.O_DIRECT, writes=writes, sync=False)
+            steps = table[number * (len(table) // len(rows)) :][: len(table) // len(rows)]
+            self._names += [names.name, names.complete or b""]
+            for row, does in ((steps[0], Does.OPEN), (steps[2], Does.CLOSE), (steps[-1], None)):
+                if does is None and not writes:
+                    break
+                row["does"], row["fd"] = does or Does.RENAME, names.directory
+                row["address"] = native.address_of(names.name)
+                row["offset"], row["nbytes"] = names.flags, NEW_MODE
+                row["bases"][0] = native.address_of(names.complete or b"")
+            steps[1]["offset"] = 0
+        return table
 
     def unit(self, action: str) -> Unit:
-        does = Does.STAMPED | (Does.WRITE if action == STORE else Does.READ)
-        parts = [[piece._replace(does=does) for piece in pieces] for pieces in self._pieces]
-        results, cpu_s = _together(parts, self._case.batch, self._run)
-        assert not any(moved.error for moved in results), results[0]
-        began_ns = min(moved.began_ns for moved in results)
-        ended_ns = max(moved.ended_ns for moved in results)
+        does = Does.STAMPED | self._sectors | (Does.WRITE if action == STORE else Does.READ)
+        for rows in self._tables:
+            for name in ("began_ns", "ended_ns", "host_ns", "moved", "error"):
+                rows[name] = 0
+            rows["does"] = does
+        if self._files is not None:
+            return self._unit_of_files(self._files, writes=action == STORE)
+        return self._timed(self._tables, 1)
+
+    def _unit_of_files(self, files: FilePerObject, *, writes: bool) -> Unit:
+        if writes and self._made:
+            for number in range(self._case.blocks):
+                files.delete(CopyRef(self._case.blocks * self._made + number, b"", Tier.NVME, 0, 0))
+            time.sleep(FORGOTTEN_S)
+        self._made += writes
+        self._names.clear()
+        tables = [self._with_names(rows, thread) for thread, rows in enumerate(self._tables)]
+        return self._timed(tables, 4 if writes else 3)
+
+    def _timed(self, tables: Sequence[npt.NDArray[np.void]], of_each: int) -> Unit:
+        depth = self._case.depth if self._case.depth > 1 else 0
+
+        def run(rows: npt.NDArray[np.void]) -> list[None]:
+            self._transfers.work_off(rows, self._abort, depth)
+            return []
+
+        _, cpu_s = _together(tables, self._case.batch * of_each, run)
+        done = np.concatenate(tables)
+        assert not done["error"].any(), done[done["error"] != 0][0]
+        took_ns = done["ended_ns"][of_each - 1 :: of_each] - done["began_ns"][::of_each]
         return Unit(
-            nbytes=sum(moved.nbytes for moved in results),
-            seconds=(ended_ns - began_ns) / NS_PER_S,
+            nbytes=int(done["moved"].sum()),
+            seconds=float(done["ended_ns"].max() - done["began_ns"].min()) / NS_PER_S,
             cpu_s=cpu_s,
-            latencies_ns=[moved.ended_ns - moved.began_ns for moved in results],
+            latencies_ns=took_ns.tolist(),
         )
 
 
 def serve(case: Case) -> None:
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if not case.native:  # as in a run
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
     worker = _Worker(case)
     for line in sys.stdin:
         print(json.dumps(asdict(worker.unit(line.strip()))), flush=True)
@@ -349,7 +413,7 @@ class Fio:
         part = case.nbytes // case.concurrency
         command = [
             "fio", "--name=unit", f"--filename={case.path}", *rw, "--direct=1",
-            "--ioengine=psync", "--thread", f"--bs={case.block}", f"--numjobs={case.concurrency}",
+            *self._engine(), "--thread", f"--bs={case.block}", f"--numjobs={case.concurrency}",
             f"--size={part}", f"--offset_increment={part}", "--overwrite=1", "--fallocate=none",
             "--invalidate=0", "--refill_buffers=0", "--scramble_buffers=0", "--iomem_align=2m",
             "--output-format=json", f"--write_lat_log={logs}/unit", "--per_job_logs=0",
@@ -359,12 +423,52 @@ class Fio:
         jobs: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
         return jobs
 
+    def _engine(self) -> tuple[str, ...]:
+        if self._case.depth == 1:
+            return ("--ioengine=psync",)
+        return ("--ioengine=io_uring", f"--iodepth={self._case.depth}")
+
 
 def _job_cpu_s(job: dict[str, Any]) -> float:
     """Of the thread that does the I/O alone: fio's start and end, which cost 0.1 s, are left out,
     as ours are."""
     seconds: float = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000
     return seconds
+
+
+class FileLoop:
+    """A loop in C in fio's place, where each block is a file."""
+
+    def __init__(self, case: Case) -> None:
+        self._case, place = case, Path(case.path).parent
+        self._program, self._files = place / "file_loop", place / "loop"
+        source = Path(__file__).parent / "file_loop.c"
+        flags = ("-O2", "-pthread")
+        subprocess.run(["cc", *flags, "-o", self._program, source], check=True)
+        shutil.rmtree(self._files, ignore_errors=True)
+        self._files.mkdir()
+        self._there = False
+
+    def unit(self, action: str) -> Unit:
+        if action == STORE and self._there:
+            self._run("remove")
+            time.sleep(FORGOTTEN_S)
+        self._there = True
+        (began_ns, ended_ns, cpu_ns), latencies_ns = self._run(action)
+        return Unit(
+            nbytes=self._case.nbytes,
+            seconds=(ended_ns - began_ns) / NS_PER_S,
+            cpu_s=cpu_ns / NS_PER_S,
+            latencies_ns=latencies_ns,
+        )
+
+    def _run(self, action: str) -> tuple[list[int], list[int]]:
+        case = self._case
+        numbers = map(str, (case.block, case.blocks, case.concurrency))
+        command = [str(self._program), str(self._files), action, *numbers]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        first, *others = done.stdout.splitlines()
+        return list(map(int, first.split())), list(map(int, others))
 
 
 # --- the two in turn -------------------------------------------------------------------------
@@ -433,7 +537,7 @@ class _Pair:
     def __init__(self, case: Case, ours: Ours) -> None:
         self._case = case
         self._ours = ours
-        self._fio = Fio(case)
+        self._fio = Fio(case) if case.layout == "arena" else FileLoop(case)
         self._device = device_of(Path(case.path))
         self.noisy = 0
 
@@ -490,7 +594,7 @@ def compare(
 class Plan:
     """How much is measured."""
 
-    sizes_kib: Sequence[int]
+    sizes_kib: Sequence[float]
     concurrencies: Sequence[int]
     groups: Mapping[str, int]  # by place: a throttled device repeats itself
     directory: Path
@@ -500,6 +604,7 @@ class Plan:
     depth: int = 1
     native: bool = True
     alone: bool = False
+    layout: str = "arena"
     set_rate: int = SET_MB * 10**6  # bytes/s of the throttled device
 
 
@@ -513,7 +618,7 @@ def measure(place: str, plan: Plan) -> Iterator[Seen]:
     cases = [
         Case(
             path="",
-            block=size * KIB,
+            block=round(size * KIB),
             concurrency=concurrency,
             wished_bytes=wished,
             buffer=plan.buffer_mib * MIB,
@@ -521,6 +626,7 @@ def measure(place: str, plan: Plan) -> Iterator[Seen]:
             depth=plan.depth,
             native=plan.native,
             alone=plan.alone,
+            layout=plan.layout,
         )
         for size in plan.sizes_kib
         for concurrency in plan.concurrencies
@@ -529,9 +635,10 @@ def measure(place: str, plan: Plan) -> Iterator[Seen]:
     largest = max(case.nbytes for case in cases)
     with _directory(place, plan, largest) as directory:
         path = directory / "arena"
-        with path.open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, largest)
-        _write_all(path)
+        if plan.layout == "arena":
+            with path.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, largest)
+            _write_all(path)
         for case in cases:
             at = replace(case, path=str(path))
             yield from compare(place, at, plan.groups[place], (STORE, LOAD), plan.set_rate)
@@ -546,7 +653,8 @@ def measure(place: str, plan: Plan) -> Iterator[Seen]:
 
 @contextmanager
 def _directory(place: str, plan: Plan, nbytes: int) -> Iterator[Path]:
-    gib = 1.05 * nbytes / GIB + 0.1  # what the file system needs for itself
+    sides = 1 if plan.layout == "arena" else 2  # with files of their own
+    gib = 1.05 * sides * nbytes / GIB + 0.1  # what the file system needs for itself
     match place:
         case "disk":
             with tempfile.TemporaryDirectory(prefix="kv-bench-", dir=plan.directory) as made:
@@ -716,7 +824,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path.cwd())
     parser.add_argument("--quick", action="store_true", help="2 and 32 MiB at 1 and 4, one group")
     parser.add_argument("--groups", type=int)
-    parser.add_argument("--sizes-kib", type=int, nargs="+")
+    parser.add_argument("--sizes-kib", type=float, nargs="+")
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="operations a call, ours")
     parser.add_argument("--depth", type=int, default=1, help="of a call's, in flight at a time")
     parser.add_argument("--alone", action="store_true", help="ours: native transfers by themselves")
@@ -724,6 +832,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="+")
     parser.add_argument("--unit-gib", type=float)
     parser.add_argument("--buffer-mib", type=int, default=BUFFER // MIB, help="of ours")
+    parser.add_argument("--layout", choices=("arena", "file"), default="arena")
     parser.add_argument("--set-mb", type=int, default=SET_MB, help="a second, if throttled")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -742,6 +851,7 @@ def main() -> None:
         concurrencies=options.concurrency or plan.concurrencies,
         unit_gib=options.unit_gib,
         buffer_mib=options.buffer_mib,
+        layout=options.layout,
         set_rate=options.set_mb * 10**6,
     )
     print(table(run(options.on, chosen)))

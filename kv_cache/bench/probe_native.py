@@ -29,7 +29,7 @@ from kv_cache.core.units import KIB, MIB, PAGE_BYTES, round_up, whole_pages
 from kv_cache.tiers import native
 from kv_cache.tiers.base import Span, reason_of
 from kv_cache.tiers.buffers import BufferPool, aligned_bytes
-from kv_cache.tiers.native import ROW, AbortFlag, Does, Piece, PieceTable
+from kv_cache.tiers.native import ROW, AbortFlag, Does
 from kv_cache.tiers.payload import MISMATCH, Payload, stamped_bytes
 
 NATIVE_BYTES = 64 * KIB
@@ -92,13 +92,13 @@ class NativeThreads:
     def at_once(self, rows: Table) -> list[int]:
         """Begin all rows of a table at one instant; return how long each took, or nothing if one
         failed. Raises NoAnswerError."""
-        pieces = [Piece(*map(int, (*row.item()[:6], *row["bases"]))) for row in rows]
 
-        def run() -> list[native.Moved]:
-            return self.transfers.run_at_once(PieceTable(pieces), AbortFlag(), len(pieces))
+        def run() -> None:
+            self.transfers.work_off(rows, AbortFlag(), depth=len(rows))
 
-        moved = answered(f"operations in {self._where}", run, ANSWER_S)
-        return [] if any(m.error for m in moved) else [m.ended_ns - m.began_ns for m in moved]
+        answered(f"operations in {self._where}", run, ANSWER_S)
+        took_ns: list[int] = (rows["ended_ns"] - rows["began_ns"]).tolist()
+        return [] if rows["error"].any() else took_ns
 
     def addresses(self, reads: npt.NDArray[np.bool_], thread: int, of: int, nbytes: int) -> Numbers:
         """Return where in memory the operations of a thread, of so many, have their bytes: a read

@@ -6,7 +6,6 @@ pool is only ever stamped, so that its noise stays what it was.
 """
 
 import errno
-import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
@@ -36,7 +35,17 @@ from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers import native
-from kv_cache.tiers.base import FREE, Capability, Names, PlacedStore, Sink, Store, Tap, reason_of
+from kv_cache.tiers.base import (
+    FREE,
+    Capability,
+    Names,
+    PlacedStore,
+    Sink,
+    Store,
+    Tap,
+    call_nothing,
+    reason_of,
+)
 from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.native import AbortFlag, Does
 from kv_cache.tiers.payload import MISMATCH, Payload
@@ -497,7 +506,7 @@ class Mover:
                 if loads and self._verify is Verify.FULL:
                     loaded = Buffer(np.frombuffer(data, np.uint8))
                     self._payload.matches(loaded, ref, offset, n, full=True)
-            time.sleep(0)  # a system call gives the interpreter lock away
+            call_nothing()
         finally:
             pool.give(buffer)
 

@@ -230,6 +230,18 @@ def test_one_and_two_seeds_are_too_few() -> None:
     assert with_reach(seeds=2, requests=200)["measures"][P95]["best"] is None
 
 
+def test_a_trace_is_one_sample_whatever_the_seeds_say() -> None:
+    """All seeds of a trace were one run, so that a token more of budget was "best"."""
+    made = document(slower=(2.0, 1.0, 3.0), promised=False, requests=2000)["kv_cache"]
+    assert made["verdict"]["best"] == 2
+    for variant in made["variants"]:
+        variant["scenario"] = {"workload": {"source": "trace"}}
+    found = verdict(made["variants"], ["slower"])
+    assert found["best"] is None
+    assert "a trace is one sample" in found["message"]
+    assert all(each["best"] is None for each in found["measures"].values())
+
+
 def test_one_variant_has_nothing_to_be_compared_with() -> None:
     assert (
         with_reach(slower=(1.0,))["message"] == "there is one variant: nothing to compare it with"

@@ -1,7 +1,8 @@
 """Judges which variant is best, or why none can be called best.
 
 Variants are distinguished only if the intervals of their means over seeds do not overlap. There is
-no order at all where too few instances had work (then nothing was under load), and none of caches
+no order at all on a trace (all seeds ask the same, so that their interval is of other chances than
+the load's), none where too few instances had work (then nothing was under load), and none of caches
 where nearly every miss was the first access to its block (then no cache could have done much), or
 of latencies where requests that were turned away are missing among them.
 """
@@ -85,6 +86,14 @@ def no_order(variants: Sequence[Json], varied: Sequence[str]) -> str | None:
     if seeds < LEAST_SEEDS:
         many = "1 seed is" if seeds == 1 else f"{seeds} seeds are"
         return f"{many} fewer than {LEAST_SEEDS}: nothing is known of chance; give --seeds 5"
+    if all(
+        variant["scenario"].get("workload", {}).get("source") == "trace" for variant in variants
+    ):
+        return (
+            "a trace is one sample of what may be asked, whatever the seed; what differs is in the "
+            "table, and users like it (`trace fit`) or traces of other days would show whether it "
+            "stays"
+        )
     idle = _least(variants, "instances.active_share")
     if idle is not None and idle[0] < LEAST_ACTIVE:
         return (

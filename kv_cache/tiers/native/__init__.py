@@ -13,7 +13,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from enum import IntFlag
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -182,13 +182,17 @@ class Transfers:
         self._library.kv_transfer(table.memory, table.count, word, self._noise)
         return table.moved()
 
-    def work_off(self, rows: npt.NDArray[np.void], abort: AbortFlag) -> None:
-        """As `run`, of a table of `ROW` without gaps, which is filled in and can be read
-        meanwhile."""
+    def work_off(self, rows: npt.NDArray[np.void], abort: AbortFlag, depth: int = 0) -> None:
+        """As `run`, of a table of `ROW` without gaps, which is filled in and can be read meanwhile;
+        with a `depth` through this thread's io_uring, so many at a time. Raises OSError where there
+        can be no ring, or one fails."""
         assert rows.dtype == ROW
         assert rows.flags.c_contiguous
-        word = ctypes.byref(abort.word)
-        self._library.kv_transfer(rows.ctypes.data, len(rows), word, self._noise)
+        word, at, count = ctypes.byref(abort.word), rows.ctypes.data, len(rows)
+        if depth:
+            self._through_ring(self._ring(), at, count, depth, word)
+        else:
+            self._library.kv_transfer(at, count, word, self._noise)
 
     def run_by_crew(self, table: PieceTable, abort: AbortFlag) -> list[Moved]:
         """As `run`, with the help of `depth` - 1 threads, which all callers share. Raises OSError
@@ -206,12 +210,14 @@ class Transfers:
         except OSError as error:
             return [Moved(0, 0, 0, 0, error.errno or errno.EIO)] * table.count
         word = ctypes.byref(abort.word)
-        failed = self._library.kv_transfer_many(
-            ring.handle, table.memory, table.count, depth, word, self._noise
-        )
+        self._through_ring(ring, table.memory, table.count, depth, word)
+        return table.moved()
+
+    def _through_ring(self, ring: _Opened, at: Any, count: int, depth: int, word: Any) -> None:
+        noise = self._noise
+        failed = self._library.kv_transfer_many(ring.handle, at, count, depth, word, noise)
         if failed:
             raise OSError(failed, os.strerror(failed))
-        return table.moved()
 
     @functools.cached_property
     def rings(self) -> bool:
