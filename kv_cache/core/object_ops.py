@@ -7,6 +7,7 @@ of the block. What of a write went well beside an object that failed is deleted 
 
 from collections.abc import Iterator, Sequence
 
+from kv_cache.core.block import KEY_BYTES, salted_key
 from kv_cache.core.effect import (
     VANISHED,
     CopyRef,
@@ -21,10 +22,11 @@ from kv_cache.core.kinds import Cause, OpKind
 
 
 def objects_of(ref: CopyRef) -> Iterator[CopyRef]:
-    """Yield the objects of a copy."""
+    """Yield the objects of a copy, each under a key of its own."""
     copy_id, key, tier, nbytes, version, count = ref
     for i in range(count):
-        yield CopyRef(copy_id + i, key, tier, nbytes // count, version + i)
+        layer_key = salted_key(key, i.to_bytes(KEY_BYTES, "little")) if i else key
+        yield CopyRef(copy_id + i, layer_key, tier, nbytes // count, version + i)
 
 
 def of_objects(ops: Sequence[Op]) -> tuple[Op, ...]:

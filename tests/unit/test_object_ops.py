@@ -40,7 +40,10 @@ def test_the_objects_of_copies_are_whole_pages_and_never_the_same(
     assert len(objects) == sum(count for count, _ in sizes)
     sides = [ref for op in objects for ref in (op.source, op.target)]
     assert len({ref.copy_id for ref in sides}) == len(sides)
-    assert all(op.source.version == op.target.version for op in objects)
+    assert all(
+        (op.source.key, op.source.version) == (op.target.key, op.target.version) for op in objects
+    )
+    assert len({op.source.key for op in objects}) == len(objects)
     assert len({op.source.version for op in objects}) == len(objects)
     assert all(ref.nbytes % PAGE_BYTES == 0 and ref.nbytes for ref in sides)
     assert sum(op.target.nbytes for op in objects) == sum(target.nbytes for _, target in made)
