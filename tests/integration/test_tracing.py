@@ -125,7 +125,8 @@ def test_operations_and_their_sizes_are_those_that_were_done(seen: Seen) -> None
 
 
 def test_latencies_are_those_that_the_devices_counters_tell(seen: Seen) -> None:
-    """The counters tell the mean in whole ms of all operations, queue included."""
+    """The counters tell the mean in whole ms of all operations, queue included. On a disk that
+    others use a long one of theirs may be counted and not traced: then no more can have been."""
     histograms = seen.traced.section()["histograms"]
     for kind, all_ms, ended in (
         ("read", seen.moved.read_ms, seen.moved.reads),
@@ -134,7 +135,11 @@ def test_latencies_are_those_that_the_devices_counters_tell(seen: Seen) -> None:
         device, queue = histograms[f"d2c_{kind}_us"], histograms[f"q2d_{kind}_us"]
         counted_us, unsure_us = 1000 * all_ms / ended, 2000 / ended
         total_us = device["mean"] + queue["mean"]
-        assert total_us == pytest.approx(counted_us, rel=0.5, abs=unsure_us)
+        if seen.alone:
+            assert total_us == pytest.approx(counted_us, rel=0.5, abs=unsure_us)
+        else:
+            traced = seen.traced.section()["operations"][kind]["traced"]
+            assert total_us * traced <= 1.5 * 1000 * all_ms + 2000
         assert device["p50"][0] <= 2 * counted_us + unsure_us
         if seen.alone:  # the device's mean is of our operations only
             assert histograms[f"vfs_{kind}_us"]["mean"] >= 0.5 * device["mean"]
