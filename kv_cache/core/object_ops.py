@@ -40,22 +40,26 @@ def of_blocks(ops: Sequence[Op], done: Sequence[OpDone]) -> tuple[OpDone, ...]:
     """Return what became of operations, where that of the operations on their objects is `done`."""
     if len(done) == len(ops):
         return tuple(done)
-    results = iter(done)
-    return tuple(_joined(op, [next(results) for _ in range(op.target.objects)]) for op in ops)
+    return tuple(_joined(op, results) for op, results in _by_block(ops, done))
 
 
 def leftovers(ops: Sequence[Op], done: Sequence[OpDone]) -> tuple[Op, ...]:
     """Return what has to be deleted: objects that were written of copies that failed."""
-    left: list[Op] = []
     if len(done) == len(ops):  # an object each leaves nothing
         return ()
+    return tuple(
+        Delete(each.op.target, Cause.DISCARD)
+        for op, results in _by_block(ops, done)
+        if isinstance(op, Write | Move) and not all(each.ok for each in results)
+        for each in results
+        if each.ok
+    )
+
+
+def _by_block(ops: Sequence[Op], done: Sequence[OpDone]) -> Iterator[tuple[Op, list[OpDone]]]:
     results = iter(done)
     for op in ops:
-        of_op = [next(results) for _ in range(op.target.objects)]
-        if not isinstance(op, Write | Move) or all(result.ok for result in of_op):
-            continue
-        left += [Delete(each.op.target, Cause.DISCARD) for each in of_op if each.ok]
-    return tuple(left)
+        yield op, [next(results) for _ in range(op.target.objects)]
 
 
 def _parts(op: Op) -> Iterator[Op]:

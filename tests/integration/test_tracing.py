@@ -125,8 +125,8 @@ def test_operations_and_their_sizes_are_those_that_were_done(seen: Seen) -> None
 
 
 def test_latencies_are_those_that_the_devices_counters_tell(seen: Seen) -> None:
-    """The counters tell the mean in whole ms of all operations, queue included. On a disk that
-    others use a long one of theirs may be counted and not traced: then no more can have been."""
+    """The counters tell the mean in whole ms of all operations, queue included. Where more were
+    counted than traced, on a disk that others use, only the sum can be held against theirs."""
     histograms = seen.traced.section()["histograms"]
     for kind, all_ms, ended in (
         ("read", seen.moved.read_ms, seen.moved.reads),
@@ -135,10 +135,10 @@ def test_latencies_are_those_that_the_devices_counters_tell(seen: Seen) -> None:
         device, queue = histograms[f"d2c_{kind}_us"], histograms[f"q2d_{kind}_us"]
         counted_us, unsure_us = 1000 * all_ms / ended, 2000 / ended
         total_us = device["mean"] + queue["mean"]
-        if seen.alone:
+        traced = seen.traced.histograms[f"d2c_{kind}_us"].count
+        if seen.alone or traced >= ended:
             assert total_us == pytest.approx(counted_us, rel=0.5, abs=unsure_us)
         else:
-            traced = seen.traced.section()["operations"][kind]["traced"]
             assert total_us * traced <= 1.5 * 1000 * all_ms + 2000
         assert device["p50"][0] <= 2 * counted_us + unsure_us
         if seen.alone:  # the device's mean is of our operations only
