@@ -39,8 +39,9 @@ def ceiling(
     measured: RunOutcome,
     stop: threading.Event,
 ) -> Sequence[CeilingPoint] | None:
-    """Measure the ceiling, at the size of the run's objects and below it; None if it was stopped.
-    Takes `passport.certify_s` and what populating takes without I/O."""
+    """Measure the ceiling, at the size of the run's objects and below it; None if it was stopped,
+    or was over before its first window. Takes `passport.certify_s` and what populating takes
+    without I/O."""
     unpaced = _unpaced(config, measured)
     plan = RunPlan(unpaced, build(unpaced), specs, seed, rehearse=True)
     curve = Curve((1 - _WARM) * config.passport.certify_s)
@@ -49,7 +50,7 @@ def ceiling(
         outcome = run.execute(ignore)
     if stop.is_set() or outcome.death is not None:
         return None
-    return curve.points()
+    return curve.points() or None
 
 
 class Curve:
