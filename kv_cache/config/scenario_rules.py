@@ -6,7 +6,7 @@ may stay as it is. Whether links are there is for the topology to say.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -305,12 +305,12 @@ def not_asked(source: str) -> tuple[str, ...]:
     return tuple(f"workload.{name}" for name in (*others, *scale))
 
 
-def not_read(scenario: Scenario) -> dict[str, str]:
-    """Return the options that are set (they differ from their defaults) and that nothing reads,
-    each with the reason, as the rest of a sentence."""
+def not_read(scenario: Scenario, explicit: Collection[str] = ()) -> dict[str, str]:
+    """Return the options that are set (they differ from their defaults, or are in `explicit`) and
+    that nothing reads, each with the reason, as the rest of a sentence."""
     reasons = {
         each.path: _not_read_by(each.value, _reader(scenario, each.why))
-        for each in unread(scenario, _FACTS)
+        for each in unread(scenario, _FACTS, explicit)
     }
     return reasons | _unwritten_tiers(scenario) | _idle_tier_policies(scenario)
 

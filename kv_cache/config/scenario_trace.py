@@ -4,7 +4,7 @@ It must never let a trace through whose rows would mean something else in the cl
 where they were written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,18 +43,18 @@ def open_work(
     work = scenario.workload
     if work.source != "trace" or work.trace is None:
         return None
-    path = shipped("datasets", work.trace)
-    trace = open_trace(str(path), work.trace_format or AUTO, time_unit=work.trace_time_unit)
-    trace, survey = read(trace, progress=progress)
+    trace, survey = read(_opened(work, work.trace), progress=progress)
     require_usable(trace, survey, "Correct the file; a scenario leaves no rows out")
     opened = TraceWork(trace=trace, survey=survey)
-    for problem in (
-        _content(scenario, opened), _pace(work, opened), _length(work, opened),
-        _next_turns(scenario, opened),
-    ):  # fmt: skip
-        if problem is not None:
-            raise TraceError(problem)
+    problems = (_content(scenario, opened), _length(work, opened), _next_turns(scenario, opened))
+    if any(problems):
+        raise TraceError("; ".join(filter(None, problems)))
     return opened
+
+
+def _opened(work: WorkloadSection, path: str) -> Trace:
+    file = shipped("datasets", path)
+    return open_trace(str(file), work.trace_format or AUTO, time_unit=work.trace_time_unit)
 
 
 def _content(scenario: Scenario, work: TraceWork) -> str | None:
@@ -78,31 +78,51 @@ def _moves_objects(row: TraceRow) -> bool:
     return row.nbytes > 0 if request is None else request.lookup is Lookup.OPERATION
 
 
-def _pace(work: WorkloadSection, opened: TraceWork) -> str | None:
-    """Options that this format has no use for."""
-    of = opened.trace
-    name = f"{_name(of)} ({of.format_name})"
+def unread_by_trace(work: WorkloadSection, explicit: Collection[str]) -> dict[str, str]:
+    """Return the options of pace that the format of the trace has no use for, though they are in
+    `explicit` or differ from their defaults, each with the reason. Raises TraceError."""
+    if work.source != "trace" or work.trace is None:
+        return {}
+    default = WorkloadSection()
+    names = [
+        name
+        for name in ("rate_per_s", "concurrency", "arrival_scale")
+        if f"workload.{name}" in explicit or getattr(work, name) != getattr(default, name)
+    ]
+    if not names:
+        return {}
+    of = _opened(work, work.trace)
+    why = _unread_pace(of, users=work.concurrency > 0)
+    return {
+        f"workload.{name}": f"is {getattr(work, name):g}, but {why[name]}"
+        for name in names
+        if name in why
+    }
+
+
+def _unread_pace(of: Trace, *, users: bool) -> dict[str, str]:
+    """Return why the format does not read an option of pace, and what to use, by its name."""
+    rows = f"the rows of {_name(of)} ({of.format_name})"
     grouped, timed = of.format.grouped, of.format.timed
-    if (grouped or not timed) and work.arrival_scale != 1:
-        return (
-            f"workload.arrival_scale: the rows of {name} have no instants in common; use "
-            "workload.rate_per_s" + (" or workload.concurrency" if grouped else "")
+    why: dict[str, str] = {}
+    if grouped or not timed:
+        why["arrival_scale"] = f"{rows} have no instants in common; use workload.rate_per_s" + (
+            " or workload.concurrency" if grouped else ""
         )
-    if not grouped and work.concurrency:
-        return f"workload.concurrency: the rows of {name} do not stand session by session; use " + (
+    if not grouped:
+        why["concurrency"] = f"{rows} do not stand session by session; use " + (
             "workload.arrival_scale" if timed else "workload.rate_per_s"
         )
-    if work.concurrency and work.rate_per_s != WorkloadSection().rate_per_s:
-        return (
-            f"workload.rate_per_s: the sessions of {name} are those of users, one after the other "
-            "(workload.concurrency); leave one of the two out"
+    if not grouped and timed:
+        why["rate_per_s"] = (
+            f"{rows} have instants of their own; use workload.arrival_scale for another rate"
         )
-    if not grouped and timed and work.rate_per_s != WorkloadSection().rate_per_s:
-        return (
-            f"workload.rate_per_s: the rows of {name} have instants of their own; use "
-            "workload.arrival_scale for another rate"
+    elif grouped and users:
+        why["rate_per_s"] = (
+            f"the sessions of {_name(of)} ({of.format_name}) are those of users, one after the "
+            "other (workload.concurrency); leave one of the two out"
         )
-    return None
+    return why
 
 
 def _length(work: WorkloadSection, opened: TraceWork) -> str | None:

@@ -17,8 +17,9 @@ from typing import Any
 from kv_cache.config.axes import Axis, axes_of, count_of, nested, table_of, word
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
+from kv_cache.config.scenario_trace import unread_by_trace
 from kv_cache.config.schema import describe, overlay, show
-from kv_cache.config.yaml_files import find_config, read_yaml, shipped_names, yaml_value
+from kv_cache.config.yaml_files import beside, find_config, read_yaml, shipped_names, yaml_value
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.seed import Seed
 
@@ -63,6 +64,8 @@ class Scenarios:
     seeds: int
     left_out: tuple[str, ...] = ()
     """Options of the file that do not go with the source that was set in place of the file's."""
+    explicit: frozenset[str] = frozenset()
+    """Options that were set over the file, by path."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -109,7 +112,7 @@ class Scenarios:
     def check(self) -> None:
         """Every variant keeps the rules, and what is given is read by one of them at least.
 
-        Raises ConfigError.
+        Raises ConfigError, and TraceError where a trace says what is read and cannot be opened.
         """
         checked: list[tuple[Scenario, dict[str, str]]] = []
         for variant in self.variants():
@@ -117,7 +120,9 @@ class Scenarios:
                 continue
             where = f"{self.source}, {variant.name}" if variant.name else self.source
             check(variant.scenario, where, whole=False)
-            checked.append((variant.scenario, not_read(variant.scenario)))
+            idle = not_read(variant.scenario, self.explicit)
+            idle |= unread_by_trace(variant.scenario.workload, self.explicit)
+            checked.append((variant.scenario, idle))
         reasons = {path: why for _, idle in reversed(checked) for path, why in idle.items()}
         nobody = {
             path: why
@@ -174,7 +179,7 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
     source, tree = _tree(path)
     extras = {key: tree.get(key) for key in _KEYS}
     base = overlay(Scenario(), {k: v for k, v in tree.items() if k not in _KEYS}, source)
-    settings = [_setting(text, base, extras) for text in sets]
+    settings = _by_trace([_setting(text, base, extras) for text in sets])
     scale = _preset(extras["presets"], preset, base, source, extras)
     left = _left_out(base, extras, scale, dict(settings))
     base = overlaid(base, {path: _DEFAULTS[path] for path in left}, source)
@@ -198,9 +203,17 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
         labels=labels,
         seeds=seeds,
         left_out=left,
+        explicit=frozenset(path for path, _ in settings),
     )
     _once(scenarios)
     return scenarios
+
+
+def _by_trace(settings: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Add the source to settings that name a trace and no source."""
+    values = dict(settings)
+    implied = values.get("workload.trace") is not None and "workload.source" not in values
+    return [*settings, ("workload.source", "trace")] if implied else list(settings)
 
 
 def _left_out(
@@ -238,7 +251,7 @@ def _without(table: Mapping[str, Any], paths: Sequence[str]) -> tuple[dict[str, 
 
 def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:
     source = str(find_config(path, "scenario", _FOLDER))
-    tree = read_yaml(Path(source))
+    tree = _located(read_yaml(Path(source)), Path(source).parent)
     if not isinstance(tree, Mapping):
         raise ConfigError(
             f"{source}: a scenario is a mapping of sections; `kv-cache.py sim --print` shows one"
@@ -250,6 +263,16 @@ def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:
                 f"{source}: {show(key)} is no key of a scenario.{did_you_mean(str(key), known)}"
             )
     return source, tree
+
+
+def _located(value: Any, folder: Path, path: str = "") -> Any:
+    """Return values of a file whose options of files, at any place in it, lead from its folder."""
+    if isinstance(value, Mapping):
+        return {key: _located(each, folder, str(key)) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_located(each, folder, path) for each in value]
+    is_file = isinstance(value, str) and path.rpartition(".")[2] in _FILES
+    return beside(folder, value) if is_file else value
 
 
 def _preset(
@@ -339,7 +362,10 @@ def _changed(columns: Any, changed: dict[str, Any], key: str, source: str) -> An
     return lists
 
 
-_DEFAULTS: Mapping[str, Any] = {option.path: option.default for option in describe(Scenario)}
+_OPTIONS = tuple(describe(Scenario))
+_DEFAULTS: Mapping[str, Any] = {option.path: option.default for option in _OPTIONS}
+_FILES = frozenset(each.path.rpartition(".")[2] for each in _OPTIONS if each.rule.is_path)
+"""The names of options whose values are files."""
 
 
 def _not_set(

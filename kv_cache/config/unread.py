@@ -9,11 +9,11 @@
     replays                read while a fact about the whole holds
 
 All conditions of an option must hold; of alternatives (`a or b`) one is enough. An option is set if
-it differs from its default. This module knows no particular option.
+it differs from its default, or is in `explicit`. This module knows no particular option.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -53,9 +53,12 @@ class Unread:
     why: Condition
 
 
-def unread(root: Any, facts: Mapping[str, Fact]) -> Iterator[Unread]:
-    """Return what is set in a configuration and not read, in the order of declaration."""
-    yield from _unread(root, root, type(root)(), "", facts)
+def unread(
+    root: Any, facts: Mapping[str, Fact], explicit: Collection[str] = ()
+) -> Iterator[Unread]:
+    """Return what is set in a configuration and not read, in the order of declaration. `explicit`:
+    options by path that are set, whatever their values."""
+    yield from _unread(root, root, type(root)(), "", facts, explicit)
 
 
 def conditions_of(text: str, section: str = "") -> list[Condition]:
@@ -82,23 +85,30 @@ def value_at(root: Any, path: str) -> Any:
 
 
 def _unread(
-    root: Any, section: Any, default: Any, prefix: str, facts: Mapping[str, Fact]
+    root: Any,
+    section: Any,
+    default: Any,
+    prefix: str,
+    facts: Mapping[str, Fact],
+    explicit: Collection[str],
 ) -> Iterator[Unread]:
     for field in dataclasses.fields(section):
         value, usual = getattr(section, field.name), getattr(default, field.name)
-        if value == usual:
-            continue
         path, rule = f"{prefix}{field.name}", field.metadata.get("rule")
+        if value == usual and not any(f"{name}.".startswith(f"{path}.") for name in explicit):
+            continue
         read_when = field.metadata.get("read_when", ()) if rule is None else rule.read_when
         why = _broken(root, prefix.rstrip("."), read_when, facts)
         if why is not None:
             yield Unread(path, value, rule, why)
         elif is_dataclass(value):
-            yield from _unread(root, value, usual, f"{path}.", facts)
+            yield from _unread(root, value, usual, f"{path}.", facts, explicit)
         elif isinstance(value, Mapping):
             for name, inner in value.items():
                 if is_dataclass(inner) and not isinstance(inner, type):
-                    yield from _unread(root, inner, type(inner)(), f"{path}.{name}.", facts)
+                    yield from _unread(
+                        root, inner, type(inner)(), f"{path}.{name}.", facts, explicit
+                    )
 
 
 def _broken(

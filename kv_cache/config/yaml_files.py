@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -51,6 +51,19 @@ def shipped(kind: Kind, text: str) -> Path:
     if path.parts[:1] == (kind,) and not os.path.exists(path):
         return find_shipped(kind, str(Path(*path.parts[1:]))) or path
     return path
+
+
+def beside(folder: Path, text: str) -> str:
+    """Return a path that a file in `folder` names, from where the program runs. What the shipped
+    files have (`datasets/...`) and the folder has not stays as it is, for `shipped`."""
+    path = folder / Path(text).expanduser()
+    if os.path.exists(path):
+        return str(path)
+    kind, *below = Path(text).parts or ("",)
+    for shipped_kind in get_args(Kind):
+        if kind == shipped_kind and find_shipped(shipped_kind, str(Path(*below))):
+            return text
+    return str(path)
 
 
 def read_model(path: Path, kv_bytes_per_token: int = 0) -> ModelShape:

@@ -405,7 +405,22 @@ def in_seconds(path: Path, rows: int) -> Path:
 
 
 def of_trace(path: Path) -> list[str]:
-    return ["pool.yaml", "--set", "workload.source=trace", "--set", f"workload.trace={path}"]
+    return ["pool.yaml", "--set", f"workload.trace={path}"]
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_each_shipped_scenario_answers_its_question_by_a_real_trace(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = real_trace("mooncake_conversation_6000.jsonl").read_text().splitlines()[:60]
+    (here / "real.jsonl").write_text("\n".join(rows))
+    found = sim(capsys, name, "--preset", "smoke", "--set", "workload.trace=real.jsonl")
+    (trace,) = found["traces"]
+    asked = found["config"]["workload"]["requests"] or 60
+    assert (trace["format"], trace["asked_rows"]) == ("mooncake", min(60, asked))
+    for variant in found["variants"]:
+        numbers = variant["numbers"]
+        assert numbers["requests.arrived"]["mean"] == trace["asked_rows"]
 
 
 def test_a_trace_is_asked_whole_unless_a_limit_is_set_and_the_limit_is_said(

@@ -1,5 +1,6 @@
 """Scenario files: what they say, at which scale, what varies, and what is refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -555,13 +556,13 @@ def test_what_varies_and_is_read_by_no_variant_is_refused_also_where_one_has_the
     read(tmp_path, tree).check()
 
 
+SAMPLE = "workload.trace=datasets/mooncake_sample.jsonl"
+
+
 @pytest.mark.parametrize("preset", [None, *PRESETS])
 @pytest.mark.parametrize("name", scenario_names())
-def test_a_shipped_scenario_takes_a_trace_by_its_source_and_its_path_alone(
-    name: str, preset: str | None
-) -> None:
-    sets = ("workload.source=trace", "workload.trace=datasets/mooncake_sample.jsonl")
-    found = read_scenarios(Path(name), preset, sets)
+def test_a_shipped_scenario_takes_a_trace_by_its_path_alone(name: str, preset: str | None) -> None:
+    found = read_scenarios(Path(name), preset, [SAMPLE])
     found.check()
     assert "workload.rate_per_s" not in found.paths
     for variant in found.variants():
@@ -572,20 +573,75 @@ def test_a_shipped_scenario_takes_a_trace_by_its_source_and_its_path_alone(
         assert asked is None or preset in ("smoke", "dev")
 
 
-def test_options_of_the_user_that_a_trace_does_not_read_are_refused_together() -> None:
-    sets = ("workload.source=trace", "workload.trace=datasets/mooncake_sample.jsonl",
-            "workload.system_prompts=3", "workload.turns=[2, 2]")  # fmt: skip
-    found = read_scenarios(Path("pd-ratio"), None, sets)
-    assert "workload.system_prompts" not in found.left_out
+@pytest.mark.parametrize("name", ["pd-ratio", "b13", "context-length"])
+def test_options_that_a_trace_contradicts_are_refused_together_whatever_their_values(
+    name: str,
+) -> None:
+    options = {"system_prompts": 8, "turns": [2, 2], "rate_per_s": 10, "concurrency": 5}
+    sets = [SAMPLE, *(f"workload.{option}={value}" for option, value in options.items())]
+    found = read_scenarios(Path(name), None, sets)
+    assert not set(found.left_out) & {f"workload.{option}" for option in options}
     with pytest.raises(ConfigError) as refused:
         found.check()
-    assert "workload.system_prompts is 3" in str(refused.value)
-    assert "workload.turns is" in str(refused.value)
+    text = str(refused.value)
+    assert "workload.system_prompts is 8, which has no effect with workload.source trace" in text
+    assert "workload.turns is" in text
+    assert "workload.rate_per_s is 10, but the rows of" in text
+    assert "workload.concurrency is 5, but the rows of" in text
+    assert "\n" not in text
+
+
+def test_a_source_that_is_set_beside_a_trace_is_not_changed() -> None:
+    found = read_scenarios(Path("pd-ratio"), None, [SAMPLE, "workload.source=sessions"])
+    with pytest.raises(ConfigError, match=r"workload\.trace is .* no effect with .* sessions"):
+        found.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "work", "message"),
+    [
+        ("azure_sample.csv", {"concurrency": 4}, "workload.concurrency is 4, but the rows of"),
+        ("azure_sample.csv", {"rate_per_s": 4.0}, "use workload.arrival_scale"),
+        ("sharegpt_sample.json", {"arrival_scale": 2.0}, "workload.concurrency"),
+        ("sharegpt_sample.json", {"concurrency": 4, "rate_per_s": 2.0}, "one of the two"),
+    ],
+)
+def test_a_pace_that_the_rows_of_a_trace_do_not_read_is_refused(
+    tmp_path: Path, name: str, work: dict[str, Any], message: str
+) -> None:
+    tree = {**LEAST, "workload": {"source": "trace", "trace": f"datasets/{name}", **work}}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(tmp_path, tree).check()
+
+
+def test_a_path_in_a_scenario_leads_from_its_file_and_one_that_is_set_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "scenarios").mkdir()
+    (tmp_path / "traces" / "own.csv").write_text("")
+    tree = {
+        **LEAST,
+        "workload": {"source": "trace", "trace": "../traces/own.csv"},
+        "vary": {"tiers.nvme.profile": ["one.json", "/two.json"]},
+        "variants": {"shipped": {"workload.trace": "datasets/azure_sample.csv"}},
+    }
+    monkeypatch.chdir(tmp_path)
+    file = Path("scenarios", "of.yaml")
+    file.write_text(yaml.safe_dump(tree))
+    found = read_scenarios(file)
+    assert found.base.workload.trace == "scenarios/../traces/own.csv"
+    assert [axis.values for axis in found.axes] == [
+        (("datasets/azure_sample.csv",),), (("scenarios/one.json",), ("/two.json",)),
+    ]  # fmt: skip
+    del tree["variants"]
+    file.write_text(yaml.safe_dump(tree))
+    here = read_scenarios(file, None, ["workload.trace=traces/own.csv"])
+    assert here.base.workload.trace == "traces/own.csv"
 
 
 def test_what_varies_and_belongs_to_another_source_is_left_out_and_said() -> None:
-    sets = ("workload.source=trace", "workload.trace=datasets/mooncake_sample.jsonl")
-    found = read_scenarios(Path("context-length"), None, sets)
+    found = read_scenarios(Path("context-length"), None, [SAMPLE])
     assert "workload.context_tokens" in found.left_out
     assert [variant.name for variant in found.variants() if not variant.repeat] == ["alone", "pool"]
     own = read_scenarios(Path("context-length"))
