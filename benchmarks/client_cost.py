@@ -13,7 +13,8 @@ threads over that of 1: 2 where nothing is shared. On the device, whose own thre
 too, it says nothing and is left out.
 
 Then what Python does for each object of 256 KiB where nobody else wants its lock, eight a call, in
-a store whose system calls are left out: to write, read and delete it (`Mover`), and to record it.
+a store whose system calls are left out: to write, read and delete it (`Mover`), to move it there
+from a tier in RAM (whose copy into the buffer is not left out), and to record it.
 """
 
 import argparse
@@ -33,18 +34,19 @@ from benchmarks.figures import middle, middle_ratio
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.transfer import Mover, Verify, native_batches
 from kv_cache.core.block import content_key
-from kv_cache.core.effect import CopyRef, Delete, Op, OpDone, Read, Write
+from kv_cache.core.effect import CopyRef, Delete, Move, Op, OpDone, Read, Write
 from kv_cache.core.kinds import Cause, Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import GIB, KIB, MIB, NS_PER_S, PAGE_BYTES
 from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.tiers import native
 from kv_cache.tiers.buffers import BufferPool, aligned_bytes
+from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.native import ROW, AbortFlag, Does
 from kv_cache.tiers.nvme.rehearsal import rehearsed_storage
 from kv_cache.tiers.payload import Payload
 
-BOOKS = ("write", "read", "delete", "record")
+BOOKS = ("write", "read", "delete", "demote", "record")
 _TOGETHER = 8
 SIZES = (512, 4 * KIB, 64 * KIB, 256 * KIB, 2 * MIB)
 DATA = 256 * MIB
@@ -102,8 +104,9 @@ class Books:
         assert store is not None
         payload, clock, abort = Payload(Seed(1), 16 * MIB), MonotonicClock(), AbortFlag()
         pools = BufferPool(1, 16 * MIB), BufferPool(1, 16 * MIB)
+        memory = MemoryStore(Tier.CPU, 2 * _TOGETHER * 256 * KIB)
         self._mover = Mover(
-            {Tier.NVME: store}, payload, *pools, clock, Verify.STAMPS, abort,
+            {Tier.NVME: store, Tier.CPU: memory}, payload, *pools, clock, Verify.STAMPS, abort,
             batches=native_batches(payload, clock, Verify.STAMPS, abort),
         )  # fmt: skip
         self._recorder, self._made = Recorder(Edges(populate_end_ns=0)), 0
@@ -112,17 +115,22 @@ class Books:
         """Return the microseconds of each step."""
         took_s, until_s, objects = dict.fromkeys(BOOKS, 0.0), time.perf_counter() + seconds, 0
         while time.perf_counter() < until_s:
-            refs = [self._ref() for _ in range(_TOGETHER)]
+            refs = [self._ref(Tier.NVME) for _ in range(_TOGETHER)]
+            above = [self._ref(Tier.CPU) for _ in range(_TOGETHER)]
+            below = [ref._replace(tier=Tier.NVME) for ref in above]
+            written = self._mover.perform_all([Write(ref, Cause.PREFILL) for ref in above])
             writes = tuple(Write(ref, Cause.PREFILL) for ref in refs)
             reads = tuple(Read(ref, Cause.REUSE) for ref in refs)
             deletes = tuple(Delete(ref, Cause.EVICTION) for ref in refs)
+            moves = tuple(Move(*pair, Cause.DEMOTION) for pair in zip(above, below, strict=True))
             done: list[OpDone] = []
-            every: tuple[tuple[Op, ...], ...] = (writes, reads, deletes)
+            every: tuple[tuple[Op, ...], ...] = (writes, reads, deletes, moves)
             for name, ops in zip(BOOKS, every, strict=False):
                 began_s = time.perf_counter()
                 done += self._mover.perform_all(ops)
                 took_s[name] += time.perf_counter() - began_s
-            assert all(each.ok for each in done)
+            left = self._mover.perform_all([Delete(ref, Cause.EVICTION) for ref in above + below])
+            assert all(each.ok for each in (*written, *done, *left))
             began_s = time.perf_counter()
             for each in done[: 2 * _TOGETHER]:
                 self._recorder.op(each, verified=self._mover.verified(each))
@@ -130,10 +138,10 @@ class Books:
             objects += _TOGETHER
         return {name: 1e6 * seconds_ / objects for name, seconds_ in took_s.items()}
 
-    def _ref(self) -> CopyRef:
+    def _ref(self, tier: Tier) -> CopyRef:
         self._made += 1
         key = content_key("books", self._made)
-        return CopyRef(self._made, key, Tier.NVME, 256 * KIB, self._made)
+        return CopyRef(self._made, key, tier, 256 * KIB, self._made)
 
 
 def main() -> None:

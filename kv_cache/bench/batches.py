@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
-from kv_cache.core.effect import ABORTED, CopyRef, Read, Write
+from kv_cache.core.effect import ABORTED, CopyRef, Move, Read, Write
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import PAGE_BYTES
@@ -29,10 +29,10 @@ _REASONS = {native.WRONG: MISMATCH, native.ABORTED: ABORTED}
 
 
 class Batched:
-    """One operation of a batch, while it is performed. A tap or a sink that is there is open; with
-    names or a place there is neither."""
+    """One side of an operation of a batch, while it is performed. A tap or a sink that is there is
+    open; with names or a place there is neither."""
 
-    def __init__(self, op: Read | Write, ref: CopyRef, timer: LegTimer) -> None:
+    def __init__(self, op: Read | Write | Move, ref: CopyRef, timer: LegTimer) -> None:
         self.op, self.ref, self.timer = op, ref, timer
         self.tap: Tap | None = None
         self.sink: Sink | None = None
@@ -113,6 +113,27 @@ class BatchMover:
                 self._payload.fill(buffer, begin + pages, tint)
                 moved = [chunk._replace(page=begin + chunk.page) for chunk in chunks]
                 self._move(moved, buffer, Does.WRITE | Does.STAMPED, how=how)
+            finally:
+                pool.give(buffer)
+
+    def copy(
+        self,
+        pairs: Sequence[tuple[Batched, Batched]],
+        pool: BufferPool,
+        *,
+        source: Capability,
+        target: Capability,
+    ) -> None:
+        """Read and verify what the first of each pair holds, and write it as the second: what could
+        not be read is not written."""
+        writing = {id(reader): writer for reader, writer in pairs}
+        for chunks, _ in _waves([reader for reader, _ in pairs], pool.buffer_bytes):
+            buffer = pool.take()
+            try:
+                self._move(chunks, buffer, self._reads, how=source)
+                read = [chunk for chunk in chunks if chunk.of.error is None]
+                written = [chunk._replace(of=writing[id(chunk.of)]) for chunk in read]
+                self._move(written, buffer, Does.WRITE, how=target)
             finally:
                 pool.give(buffer)
 

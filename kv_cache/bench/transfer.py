@@ -8,7 +8,7 @@ pool is only ever stamped, so that its noise stays what it was.
 import errno
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from itertools import groupby
+from itertools import chain, groupby
 from threading import Event
 from typing import Any, cast
 
@@ -57,7 +57,7 @@ AT_ONCE_BYTES = 2 * MIB
 the device is memory, two of 1 MiB in one call have twice the p50 of two calls, and the same
 rate."""
 
-_Kind = tuple[type[Op], Tier]
+_Kind = tuple[type[Op], Tier, Tier]  # where from and where to
 
 BATCH = 64
 """Operations of storage that are open at the same time, at most: each may hold a descriptor."""
@@ -170,7 +170,8 @@ class Mover:
         units: list[list[int]] = []
         together: dict[_Kind, tuple[list[int], int]] = {}  # and how much room is left
         for number, op in enumerate(ops):
-            at_once = Capability.AT_ONCE in self._how[op.target.tier]
+            sides = self._how[op.source.tier] | self._how[op.target.tier]
+            at_once = Capability.AT_ONCE in sides
             nbytes = _beginning(op.target, self.share).nbytes
             at_once = at_once and nbytes <= AT_ONCE_BYTES // 8
             kind = self._batch_kind(op) if at_once else None
@@ -192,13 +193,15 @@ class Mover:
                 done += map(self.perform, group)
             else:
                 same: Any = list(group)
+                together = self._move_batch if kind[0] is Move else self._perform_batch
                 for first in range(0, len(same), BATCH):
-                    done += self._perform_batch(same[first : first + BATCH])
+                    done += together(same[first : first + BATCH])
         return done
 
     def _batch_kind(self, op: Op) -> _Kind | None:
-        of_one, tier = isinstance(op, Read | Write), op.target.tier
-        return (type(op), tier) if of_one and self._in_batches[tier] else None
+        source, target = op.source.tier, op.target.tier
+        moved = self._in_batches[source] and self._in_batches[target]
+        return None if isinstance(op, Delete) or not moved else (type(op), source, target)
 
     def perform(self, op: Op) -> OpDone:
         if self._batch_kind(op) is not None:
@@ -293,14 +296,7 @@ class Mover:
         reads = isinstance(ops[0], Read)
         how = self._how[ops[0].copy.tier]
         kind = OpKind.READ if reads else OpKind.WRITE
-        batch = [
-            Batched(
-                op,
-                _beginning(op.copy, self.share),
-                LegTimer(self._clock, self._pulse, op.cause, op.copy.tier, kind),
-            )
-            for op in ops
-        ]
+        batch = [self._side(op, op.copy, kind) for op in ops]
         try:
             for one in batch:
                 self._begin(one, reads=reads)
@@ -313,6 +309,31 @@ class Mover:
             for one in batch:
                 one.give_up()
             raise
+
+    def _move_batch(self, moves: Sequence[Move]) -> list[OpDone]:
+        """Moves from one tier to another, between which positional calls may carry the bytes."""
+        assert self._batches is not None
+        source, target = (self._how[ref.tier] for ref in (moves[0].source, moves[0].target))
+        pairs = [
+            (self._side(op, op.source, OpKind.READ), self._side(op, op.target, OpKind.WRITE))
+            for op in moves
+        ]
+        try:
+            for reader, writer in pairs:
+                self._begin(writer, reads=False)
+                if writer.error is None:
+                    self._begin(reader, reads=True)
+            begun = [pair for pair in pairs if pair[1].error is None]
+            self._batches.copy(begun, self._loads, source=source, target=target)
+            return [self._end_move(reader, writer) for reader, writer in pairs]
+        except BaseException:
+            for side in chain(*pairs):
+                side.give_up()
+            raise
+
+    def _side(self, op: Read | Write | Move, ref: CopyRef, kind: OpKind) -> Batched:
+        timer = LegTimer(self._clock, self._pulse, op.cause, ref.tier, kind)
+        return Batched(op, _beginning(ref, self.share), timer)
 
     def _begin(self, one: Batched, *, reads: bool) -> None:
         try:
@@ -346,6 +367,26 @@ class Mover:
         return True
 
     def _end_read(self, one: Batched) -> OpDone:
+        self._close_tap(one)
+        return self._done(one.op, one.ref, one.timer, one.error)
+
+    def _end_write(self, one: Batched) -> OpDone:
+        self._complete(one)
+        return self._done(one.op, one.ref, one.timer, one.error)
+
+    def _end_move(self, reader: Batched, writer: Batched) -> OpDone:
+        self._close_tap(reader)
+        side = OpKind.READ if reader.error else OpKind.WRITE
+        writer.error = writer.error or reader.error
+        self._complete(writer)  # last: after it nothing may fail
+        error = reader.error or writer.error
+        writer.timer.leave_host_to_the_other()
+        started_ns = min(one.timer.started_ns for one in (reader, writer))
+        legs = tuple(one.timer.leg(one.ref.nbytes) for one in (reader, writer))
+        failed = (None, None) if error is None else (error.reason, side)
+        return OpDone(reader.op, started_ns, self._clock.now_ns(), legs, *failed)
+
+    def _close_tap(self, one: Batched) -> None:
         tap, one.tap = one.tap, None
         if one.error is not None:
             one.timer.sampled = None  # of a load that ended well alone
@@ -354,9 +395,9 @@ class Mover:
                 self._close(one.timer, tap)
         except StoreError as error:
             one.error = one.error or error
-        return self._done(one.op, one.ref, one.timer, one.error)
 
-    def _end_write(self, one: Batched) -> OpDone:
+    def _complete(self, one: Batched) -> None:
+        """Commit what was written, or leave nothing of it."""
         sink, one.sink = one.sink, None
         try:
             if sink is not None:
@@ -365,7 +406,6 @@ class Mover:
                 self._give_up(one)
         except StoreError as error:
             one.error = error
-        return self._done(one.op, one.ref, one.timer, one.error)
 
     def _give_up(self, one: Batched) -> None:
         """Leave nothing of a write that failed, unless the name was another's before."""

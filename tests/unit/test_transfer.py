@@ -301,6 +301,57 @@ def test_a_name_that_is_taken_fails_alone_and_stays_what_it_was(tmp_path: Path) 
     assert {*before, taken} == set(rig.files)
 
 
+@pytest.mark.parametrize(("source", "target"), ROUTES)
+def test_of_many_moves_in_a_call_each_is_as_one_alone(rig: Rig, source: Tier, target: Tier) -> None:
+    """One that cannot be read fails on that side, and what it should have become is not there."""
+    sizes = [BUFFER // 4, BUFFER // 4, BUFFER + PAGE_BYTES, BUFFER // 2]
+    refs = [rig.written(source, nbytes) for nbytes in sizes]
+    assert rig.perform(Delete(refs[1], Cause.EVICTION)).ok
+    moves = [Move(ref, rig.twin(ref, target), Cause.DEMOTION) for ref in refs]
+    done = rig.mover.perform_all(moves)
+    assert (rig.loads.available, rig.stored.available) == (POOL, POOL)
+    assert [each.op for each in done] == moves
+    assert [(each.error, each.failed) for each in done] == [
+        (None, None), ("vanished", OpKind.READ), (None, None), (None, None),
+    ]  # fmt: skip
+    for move, each, nbytes in zip(moves, done, sizes, strict=True):
+        check_instants(each)
+        reading, writing = each.legs
+        assert (reading.tier, writing.tier) == (source, target)
+        if each.ok:
+            assert sum(moved(reading)) == sum(moved(writing)) == nbytes
+            assert reading.total_ns >= reading.device_ns
+            assert writing.total_ns == writing.device_ns
+            assert rig.read(move.target).ok
+        else:
+            assert moved(reading) == moved(writing) == []
+            assert rig.read(move.target).error == "vanished"
+    stored = [move for move in moves if Tier.NVME in (source, target) and move is not moves[1]]
+    assert len(rig.files) == len(stored)
+
+
+def test_of_many_moves_one_of_wrong_bytes_and_one_to_a_taken_name_fail_alone(
+    tmp_path: Path,
+) -> None:
+    rig = rig_of(tmp_path, "direct")
+    refs = [rig.written(Tier.NVME, PAGE_BYTES) for _ in range(3)]
+    corrupt(next(path for path in rig.files if f"{refs[1].copy_id:016x}" in path.name), 3)
+    up = [Move(ref, rig.twin(ref, Tier.CPU), Cause.PROMOTION) for ref in refs]
+    done = rig.mover.perform_all(up)
+    assert [each.error for each in done] == [None, MISMATCH, None]
+    assert done[1].failed is OpKind.READ
+    assert rig.read(up[1].target).error == "vanished"
+    down = [Move(up[i].target, rig.twin(refs[i], Tier.NVME), Cause.DEMOTION) for i in (0, 2)]
+    number = down[0].target.copy_id
+    taken = tmp_path / f"{number % 256:02x}" / f"{number:016x}.tmp.kv"
+    taken.parent.mkdir(exist_ok=True)
+    taken.write_text("of another")
+    done = rig.mover.perform_all(down)
+    assert [(each.error, each.failed) for each in done] == [("eexist", OpKind.WRITE), (None, None)]
+    assert taken.read_text() == "of another"
+    assert rig.read(down[1].target).ok
+
+
 def leg_bytes(leg: Leg) -> int:
     return sum(chunk.nbytes for chunk in leg.chunks)
 
