@@ -110,7 +110,7 @@ def document(
         scenario = to_mapping(made.scenario)
         values = {varied: times}
         variants.append(variant_row(number, name or f"slower={times}", values, scenario, runs))
-    return sim_document(traces=[], left_out=[],
+    return sim_document(traces=[], doubts=[], hardware=[], left_out=[],
         source="hand.yaml", argv=["sim", "hand.yaml"], scenario=scenario, varied=[varied],
         seeds=list(range(seeds)), planned=run + (interrupted is not None), variants=variants,
         interrupted=interrupted, preset=None, engine="python",

@@ -171,7 +171,11 @@ def warnings_of(
         *config_warnings(config),
         *_joined(trace),
         *_without_use(config, trace, found),
-        *(doubts(trace, found) if trace and found else ()),
+        *(
+            doubts(trace, found, shares=config.workload.trace_prompts)
+            if trace is not None and found is not None
+            else ()
+        ),
         *ingestion_notes(load.retriever),
         *recording_notes(config, trace),
     )

@@ -221,7 +221,8 @@ def _document(
     return sim_document(
         source=study.source, argv=argv, scenario=to_mapping(study.base), varied=study.paths,
         seeds=ended.seeds, planned=study.size, variants=ended.variants,
-        traces=ended.traces, left_out=study.left_out,
+        traces=ended.traces, doubts=ended.doubts, hardware=ended.hardware,
+        left_out=study.left_out,
         interrupted=interrupted if ended.count < study.size else None,
         preset=study.preset or None, engine=engine_name(),
     )  # fmt: skip

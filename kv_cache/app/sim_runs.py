@@ -14,7 +14,7 @@ from kv_cache.config.hardware import HardwareProfile
 from kv_cache.config.machine import read_described
 from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import Scenario
-from kv_cache.config.scenario_hardware import described
+from kv_cache.config.scenario_hardware import HardwareUsed, described, hardware_used
 from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
@@ -67,6 +67,8 @@ class EndedRuns(Struct, frozen=True, kw_only=True):
 
     variants: list[Row]
     traces: list[Row]
+    doubts: list[str]
+    hardware: list[HardwareUsed]
     seeds: list[int]
     count: int
     events: int
@@ -129,6 +131,7 @@ class ScenarioInputs:
         work = scenario.workload
         key = (
             work.source, work.trace, work.trace_format, work.trace_time_unit,
+            work.skip_bad_rows, work.include_failed_rows,
             work.arrival_scale, work.concurrency, work.rate_per_s, work.warmup_requests,
             work.requests, scenario.model.block_tokens, scenario.tiers.prefetch,
         )  # fmt: skip
@@ -153,6 +156,19 @@ class ScenarioInputs:
             row = None if trace is None else trace.facts(variant.scenario.workload)
             if row is not None and row not in rows:
                 rows.append(row)
+        return rows
+
+    def doubts(self) -> list[str]:
+        """Return what a reader has to know of the traces, each sentence once."""
+        works = filter(None, self._works.values())
+        return list(dict.fromkeys(text for work in works for text in work.doubts()))
+
+    def hardware(self, study: Scenarios) -> list[HardwareUsed]:
+        """Return each described part of the variants' hardware, and where it is from, once."""
+        rows: list[HardwareUsed] = []
+        for variant in study.variants():
+            used = hardware_used(variant.scenario, self._read)
+            rows += [row for row in used if row not in rows]
         return rows
 
     def machine(self, scenario: Scenario) -> tuple[Scenario, dict[str, ProfileModel]]:
@@ -213,7 +229,8 @@ class _Runs:
     def ended(self, took_s: float) -> EndedRuns:
         return EndedRuns(
             variants=[each.row() for _, each in sorted(self._variants.items()) if each.runs],
-            traces=self._inputs.traces(self._study),
+            traces=self._inputs.traces(self._study), doubts=self._inputs.doubts(),
+            hardware=self._inputs.hardware(self._study),
             seeds=self._seeds, count=self._ended, events=self._events, took_s=took_s,
         )  # fmt: skip
 

@@ -193,6 +193,7 @@ def open_workload(
         skip_bad_rows=config.workload.skip_bad_rows,
         reading=config.trace_reading(),
         time_unit=config.workload.trace_time_unit,
+        include_failed_rows=config.workload.include_failed_rows,
     )
     with progress.bar("reading trace", unit="rows") as bar:
         trace, survey = read(trace, progress=bar.to)
@@ -203,7 +204,7 @@ def open_workload(
 def _read_with_doubts(config: Config, progress: Progress) -> tuple[Trace | None, Survey | None]:
     trace, survey = open_workload(config, progress)
     if trace is not None and survey is not None:
-        for warning in doubts(trace, survey):
+        for warning in doubts(trace, survey, shares=config.workload.trace_prompts):
             log.warning(warning)
     return trace, survey
 

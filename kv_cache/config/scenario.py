@@ -159,6 +159,15 @@ class WorkloadSection:
         "makes them faster than any service and another unit does not",
         choices=("auto", *(unit.value for unit in TimeUnit)), read_when=".source=trace",
     )  # fmt: skip
+    skip_bad_rows: bool = opt(
+        False,
+        "Skip and count its unreadable rows instead of refusing it",
+        read_when=".source=trace",
+    )
+    include_failed_rows: bool = opt(
+        False, "Ask what it marks as failed too (of BurstGPT 0 response tokens), with an answer of "
+        "one token, instead of leaving it out and counting it", read_when=".source=trace",
+    )  # fmt: skip
     arrival_scale: float = opt(
         1.0, "Times the rate at which a trace's sessions begin", above=0, high=1e9,
         read_when=".source=trace",

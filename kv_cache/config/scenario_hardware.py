@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kv_cache.config.hardware import HardwareProfile
+from msgspec import Struct
+
+from kv_cache.config.hardware import MEASURED, HardwareProfile, state_of
 from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import Scenario, TierSection
 from kv_cache.config.scenario_rules import TIERS
@@ -42,6 +44,40 @@ def described(scenario: Scenario, read: Read) -> tuple[Scenario, dict[str, Profi
             path = f"storage.{drive}" if drive else name
             constants[name] = _constants(tier, profile, path)
     return replace(scenario, tiers=replace(scenario.tiers, **constants)), curves
+
+
+class HardwareUsed(Struct, frozen=True, kw_only=True):
+    """A part of a scenario's hardware that a file describes. Its `state` is as `calibrate` says
+    it: measured, overlay or unsourced; every part without a file is assumed by the scenario."""
+
+    part: str
+    file: str
+    sha256: str | None
+    state: str
+    source: str | None
+    date: str | None
+
+
+def hardware_used(scenario: Scenario, read: Read) -> list[HardwareUsed]:
+    """Return the parts that have a profile, and where that is from. Raises ConfigError."""
+    tiers = ((name, getattr(scenario.tiers, name).profile) for name in TIERS)
+    return [_used(f"tiers.{name}", path, read(path)) for name, path in tiers if path is not None]
+
+
+def _used(part: str, file: str, profile: Profile | HardwareProfile) -> HardwareUsed:
+    if isinstance(profile, Profile):
+        facts = profile.describe()
+        source, date = facts["model"] or facts["device"], facts["measured_utc"]
+        return HardwareUsed(
+            part=part, file=file, sha256=facts["sha256"], state=MEASURED, source=source, date=date
+        )
+    name = part.rpartition(".")[2]
+    section = profile.storage[_drive(profile)] if name == "nvme" else getattr(profile, name)
+    origin = section.provenance
+    return HardwareUsed(
+        part=part, file=file, sha256=profile.sha256, state=state_of(section),
+        source=origin.source, date=origin.date,
+    )  # fmt: skip
 
 
 def _drive(hardware: HardwareProfile) -> str:

@@ -15,8 +15,10 @@ from kv_cache.config.yaml_files import shipped
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Lookup
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.surveying import Survey, facts, read, require_usable
+from kv_cache.workload.formats.surveying import Survey, doubts, facts, read, require_usable
 from kv_cache.workload.formats.trace_files import AUTO, Trace, open_trace
+
+_WAY_OUT = "Correct the file, or leave such rows out with workload.skip_bad_rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,10 @@ class TraceWork:
         """For the document."""
         return {**facts(self.trace, self.survey), "asked_rows": self.row_count(work)}
 
+    def doubts(self) -> tuple[str, ...]:
+        """Return what a reader has to know of the trace, in whole sentences."""
+        return doubts(self.trace, self.survey)
+
 
 def open_work(
     scenario: Scenario, progress: Callable[[int], None] | None = None
@@ -44,7 +50,7 @@ def open_work(
     if work.source != "trace" or work.trace is None:
         return None
     trace, survey = read(_opened(work, work.trace), progress=progress)
-    require_usable(trace, survey, "Correct the file; a scenario leaves no rows out")
+    require_usable(trace, survey, _WAY_OUT)
     opened = TraceWork(trace=trace, survey=survey)
     problems = (_content(scenario, opened), _length(work, opened), _next_turns(scenario, opened))
     if any(problems):
@@ -54,7 +60,10 @@ def open_work(
 
 def _opened(work: WorkloadSection, path: str) -> Trace:
     file = shipped("datasets", path)
-    return open_trace(str(file), work.trace_format or AUTO, time_unit=work.trace_time_unit)
+    return open_trace(
+        str(file), work.trace_format or AUTO, skip_bad_rows=work.skip_bad_rows,
+        time_unit=work.trace_time_unit, include_failed_rows=work.include_failed_rows,
+    )  # fmt: skip
 
 
 def _content(scenario: Scenario, work: TraceWork) -> str | None:

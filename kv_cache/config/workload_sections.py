@@ -96,6 +96,11 @@ class WorkloadConfig:
         False, "Skip and count unreadable rows instead of refusing the trace",
         flag="--skip-bad-rows", read_when="replays",
     )  # fmt: skip
+    include_failed_rows: bool = opt(
+        False, "Ask what the trace marks as failed too (of BurstGPT 0 response tokens), without an "
+        "answer, instead of leaving it out and counting it", flag="--include-failed-rows",
+        read_when="replays",
+    )  # fmt: skip
     dataset_path: str | None = opt(
         None, "Replay the conversations of this file of ShareGPT's or of OpenAI's messages: the "
         "same as trace with trace_format sharegpt", flag="--dataset-path", metavar="PATH",

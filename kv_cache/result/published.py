@@ -349,6 +349,9 @@ class TraceNotes(Struct, frozen=True, kw_only=True):
     rows: Count | None = None
     asked_rows: Count | None = None
     skipped_bad_rows: Count = 0
+    unidentified_rows: Count = 0
+    includes_failed_rows: bool = False
+    sha256: str | None = None
     time_unit: str | None = None
     time_unit_from: str | None = None
     notes: dict[str, Count] = {}

@@ -238,6 +238,7 @@ _NOTES = {
     "left_out": "operations that are no access left out",
 }
 _LONGEST_NAME = 57
+_DIGEST = 12
 
 
 def trace_text(trace: TraceNotes) -> str:
@@ -254,6 +255,12 @@ def trace_text(trace: TraceNotes) -> str:
         texts.append(f"times in {trace.time_unit} ({origin})")
     if trace.skipped_bad_rows:
         texts.append(f"{trace.skipped_bad_rows:,} bad rows left out")
+    if trace.includes_failed_rows:
+        texts.append("failed requests included")
     texts += [f"{count:,} {_NOTES.get(note, note)}" for note, count in trace.notes.items()]
+    if trace.unidentified_rows:
+        texts.append(f"{trace.unidentified_rows:,} of a content that no other row can share")
+    if trace.sha256 is not None:
+        texts.append(f"sha256 {trace.sha256[:_DIGEST]}")
     shown = printable(name, longest=_LONGEST_NAME)
     return f"{shown} ({trace.format or 'unknown format'}): {', '.join(texts)}"

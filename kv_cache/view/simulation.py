@@ -3,10 +3,12 @@ beside their numbers, so that nothing is told by a length or a colour alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import PurePath
 
 from msgspec import to_builtins
 
 from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_hardware import HardwareUsed
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.intervals import IntervalEnds
@@ -121,6 +123,8 @@ def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
     first, more = facts.seeds[0] if facts.seeds else MISSING, len(facts.seeds) - 1
     yield "seeds", f"{first} and {more} more" if more > 0 else f"{first}"
     yield from (("trace", trace_text(trace)) for trace in facts.traces)
+    if facts.hardware:
+        yield "hardware", "; ".join(map(_hardware_text, facts.hardware)) + "; the rest is assumed"
     if facts.left_out:
         source = facts.config.get("workload", {}).get("source")
         names = ", ".join(facts.left_out)
@@ -135,6 +139,11 @@ def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
     ):
         yield "hits", hits.message
     yield "command", " ".join(facts.argv)
+
+
+def _hardware_text(used: HardwareUsed) -> str:
+    origin = ", ".join(filter(None, (PurePath(used.file).name, used.source, used.date)))
+    return f"{used.part} {used.state} ({origin})"
 
 
 def _by_measure(facts: SimFacts) -> list[Part]:

@@ -21,8 +21,10 @@ from kv_cache.workload.formats.base import (
     MAX_TIME_NS,
     MAX_TOKENS,
     Note,
+    TimeUnit,
     WrongHeaderError,
 )
+from kv_cache.workload.formats.burstgpt import BurstGpt
 from kv_cache.workload.formats.lmcache import frame_texts
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.text_files import open_lines
@@ -514,6 +516,16 @@ def test_burstgpt_rows_without_a_response_are_left_out_and_counted_as_failed() -
     assert [(row.line, row.at_ns) for row in got.rows] == [(3, 0), (5, 2 * 10**9)]
     assert got.notes == [(2, Note.FAILED), (4, Note.FAILED)]
     assert got.bad == []
+
+
+def test_burstgpt_rows_without_a_response_are_rows_where_they_are_wanted() -> None:
+    dialect = DIALECTS["burstgpt"]
+    lines = dialect.text(dialect.line(5, 80, 0), dialect.line(7), dialect.line(8, 0, 0))
+    for of in (BurstGpt().with_failed(), BurstGpt().with_failed().in_unit(TimeUnit.S)):
+        got = walk_text(of, lines)
+        assert [(row.line, row.at_ns) for row in got.rows] == [(2, 0), (3, 2 * 10**9)]
+        assert got.rows[0][2:4] == (80, 0)
+        assert (got.notes, got.bad) == ([(4, Note.FAILED)], [])
 
 
 def test_burstgpt_takes_the_session_of_the_third_release() -> None:

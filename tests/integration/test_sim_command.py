@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -363,6 +364,10 @@ def test_a_tier_may_take_what_a_hardware_profile_says(
     for one, other in zip(by_hand["variants"], by_file["variants"], strict=True):
         assert one["runs"] == other["runs"]
     assert by_file["variants"] != sim(capsys, "pool.yaml")["variants"]
+    (used,) = by_file["hardware"]
+    assert (used["part"], used["file"], used["state"]) == ("tiers.dram", "m.yaml", "unsourced")
+    assert main(["sim", "pool.yaml", "--set", "tiers.dram.profile=m.yaml"]) == 0
+    assert "hardware  tiers.dram unsourced (m.yaml); the rest is assumed" in capsys.readouterr().out
     assert "a tier nvme is one kind of drive" in refused(
         capsys, "pool.yaml", "--set", "tiers.nvme.capacity_gib=9",
         "--set", "tiers.nvme.profile=m.yaml",
@@ -446,6 +451,27 @@ def test_failed_rows_of_a_trace_are_counted_in_what_a_simulation_says(
     words = of_trace(Path("datasets/burstgpt_sample.csv"))
     assert sim(capsys, *words)["traces"][0]["notes"] == {"failed": 33}
     assert main(["sim", *words]) == 0
-    assert "367 rows, times in s (as its format says), 33 failed requests" in (
-        capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert "367 rows, times in s (as its format says), 33 failed requests left out" in out
+    whole = sim(capsys, *words, "--set", "workload.include_failed_rows=true")["traces"][0]
+    assert (whole["asked_rows"], whole["notes"], whole["includes_failed_rows"]) == (400, {}, True)
+
+
+def test_a_simulation_names_its_trace_by_digest_and_says_what_it_cannot_answer(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = here / "plain.csv"
+    rows = [f"2023-11-16 18:15:{second}.5,200,10" for second in (46, 47, 48)]
+    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, "no row"]))
+    assert "workload.skip_bad_rows" in refused(capsys, *of_trace(file))
+    words = [*of_trace(file), "--set", "workload.skip_bad_rows=true", "--html", "page.html"]
+    found = sim(capsys, *words)
+    (trace,) = found["traces"]
+    assert trace["sha256"] == sha256(file.read_bytes()).hexdigest()
+    assert (trace["skipped_bad_rows"], trace["unidentified_rows"]) == (1, 3)
+    assert [text for text in found["warnings"] if "nothing can be found again" in text]
+    shown = "1 bad rows left out, 3 of a content that no other row can share, sha256 "
+    assert main(["sim", *words]) == 0
+    for text in (capsys.readouterr().out, (here / "page.html").read_text()):
+        assert "nothing can be found again" in text
+        assert f"{shown}{trace['sha256'][:12]}" in text

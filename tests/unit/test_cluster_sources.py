@@ -507,8 +507,10 @@ def test_next_turns_cannot_be_brought_up_where_a_trace_has_none(
 def test_a_row_that_cannot_be_read_is_refused_with_a_way_out_that_there_is(tmp_path: Path) -> None:
     file = tmp_path / "bad.csv"
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,0,10\n")
-    with pytest.raises(TraceError, match="Correct the file; a scenario leaves no rows out"):
+    with pytest.raises(TraceError, match=r"or leave such rows out with workload\.skip_bad_rows"):
         traced(file)
+    file.write_text(f"{file.read_text()}2023-11-16 18:15:47,20,10\n")
+    assert traced(file, skip_bad_rows=True).numbers == [0]
 
 
 def test_a_shipped_trace_is_found_by_its_name() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from kv_cache.config.hardware import HardwareProfile, Storage, read_hardware
+from kv_cache.config.hardware import HardwareProfile, Storage, hardware_of, read_hardware, sheet_of
 from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import Scenario, TierSection
-from kv_cache.config.scenario_hardware import described
+from kv_cache.config.scenario_hardware import described, hardware_used
 from kv_cache.core.errors import ConfigError
 
 MACHINE: dict[str, Any] = {
@@ -67,6 +67,34 @@ def test_a_measured_drive_is_its_curves_and_a_probe_file_is_one_for_any_tier() -
     files: Mapping[str, Profile | HardwareProfile] = {"p.yaml": probe, "m.yaml": machine}
     of = scenario(nvme=TierSection(profile="m.yaml"), remote=TierSection(profile="p.yaml"))
     assert described(of, files.__getitem__) == (of, {"nvme": probe, "remote": probe})
+    used = hardware_used(of, files.__getitem__)
+    assert [(one.part, one.file) for one in used] == [
+        ("tiers.nvme", "m.yaml"), ("tiers.remote", "p.yaml"),
+    ]  # fmt: skip
+
+
+def test_a_part_is_measured_or_an_overlay_with_its_source_and_date() -> None:
+    probe = Profile(
+        name="p.yaml", cells=(),
+        facts={"sha256": "ab", "measured_utc": "2026-11-01", "device": {"model": "M"}},
+    )  # fmt: skip
+    by = {"how": "overlay", "source": "data sheet", "date": "2026-10-01"}
+    machine = hardware_of(
+        sheet_of(
+            {"schema": "kv-cache-hardware/1", "dram": {"copy_bytes_per_s": 9e9, "provenance": by}},
+            "m.yaml",
+        ),
+        "m.yaml", {}, "cd",
+    )  # fmt: skip
+    files: Mapping[str, Profile | HardwareProfile] = {"p.yaml": probe, "m.yaml": machine}
+    of = scenario(dram=TierSection(profile="m.yaml"), remote=TierSection(profile="p.yaml"))
+    overlay, measured = hardware_used(of, files.__getitem__)
+    assert (overlay.state, overlay.source, overlay.date, overlay.sha256) == (
+        "overlay", "data sheet", "2026-10-01", "cd",
+    )  # fmt: skip
+    assert (measured.state, measured.source, measured.date, measured.sha256) == (
+        "measured", "M", "2026-11-01", "ab",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -408,6 +408,14 @@ def spoilt(tmp_path: Path, *, skip: bool) -> Trace:
     return open_trace(str(path), skip_bad_rows=skip)
 
 
+def test_failed_rows_are_asked_for_by_an_option_that_only_their_format_takes() -> None:
+    path = "datasets/burstgpt_sample.csv"
+    left, kept = (survey(open_trace(path, include_failed_rows=on)) for on in (False, True))
+    assert (left.failed_rows, kept.failed_rows, kept.rows) == (33, 0, left.rows + 33)
+    with pytest.raises(TraceError, match=r"azure\) marks no request as failed; leave it out"):
+        open_trace("datasets/azure_sample.csv", include_failed_rows=True)
+
+
 @pytest.mark.parametrize("skip", [True, False])
 def test_a_survey_counts_everything(tmp_path: Path, skip: bool) -> None:
     trace = spoilt(tmp_path, skip=skip)
@@ -423,6 +431,7 @@ def test_a_survey_counts_everything(tmp_path: Path, skip: bool) -> None:
             for i in (0, 3, 6, 9, 12)
         ),
         notes={"failed": 4, "backward": 1},
+        unidentified_rows=17,
         sessions=0,
         span_ns=28 * 10**9,
         prompt_tokens=16 * 10 + 100,

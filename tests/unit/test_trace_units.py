@@ -83,9 +83,23 @@ def test_the_unit_that_is_asked_for_is_taken(tmp_path: Path, unit: TimeUnit) -> 
 )  # fmt: skip
 def test_a_sample_keeps_the_unit_of_its_format_without_a_doubt(name: str) -> None:
     _, said, warnings = found(Path("datasets") / name)
-    assert (said["time_unit_from"], warnings) == ("format", ())
+    assert said["time_unit_from"] == "format"
+    assert not any("unit" in warning for warning in warnings)
     _, other, _ = found(Path("datasets") / name, "us")
     assert other["time_unit"] == "us"
+
+
+@pytest.mark.parametrize(
+    ("name", "unidentified"),
+    [("azure_sample.csv", True), ("splitwise_sample.csv", True), ("mooncake_sample.jsonl", False),
+     ("burstgpt3_sample.csv", False), ("sharegpt_sample.json", False), ("msr_sample.csv", False)],
+)  # fmt: skip
+def test_that_no_row_can_share_anything_is_said(name: str, unidentified: bool) -> None:
+    survey, said, warnings = found(Path("datasets") / name)
+    assert (said["unidentified_rows"] == survey.rows) is unidentified
+    assert any("nothing can be found again" in warning for warning in warnings) is unidentified
+    trace = open_trace(f"datasets/{name}")
+    assert not any("again" in warning for warning in doubts(trace, survey, shares=True))
 
 
 def test_times_that_have_a_unit_of_their_own_keep_it() -> None:

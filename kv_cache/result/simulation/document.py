@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import orjson
+from msgspec import to_builtins
 
 from kv_cache import __version__
+from kv_cache.config.scenario_hardware import HardwareUsed
 from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval
 from kv_cache.result import kinds
 from kv_cache.result.chain import seal
@@ -96,15 +98,18 @@ def sim_document(
     planned: int,
     variants: Sequence[Json],
     traces: Sequence[Json],
+    doubts: Sequence[str],
+    hardware: Sequence[HardwareUsed],
     left_out: Sequence[str],
     interrupted: str | None,
     preset: str | None,
     engine: str,
 ) -> dict[str, Any]:
     """Build the sealed document. `scenario` is what all variants begin with, `planned` how many
-    runs were wanted, `traces` what was read and asked of each, `left_out` options of the file that
-    do not go with the source that was set, `interrupted` the signal that ended it before, `engine`
-    the name of what computed them."""
+    runs were wanted, `traces` what was read and asked of each, `doubts` warnings about them,
+    `hardware` the described parts that stand in place of the scenario's own numbers, `left_out`
+    options of the file that do not go with the source that was set, `interrupted` the signal that
+    ended it before, `engine` the name of what computed them."""
     finished = sum(len(variant["runs"]) for variant in variants)
     section = {
         "schema": SCHEMA,
@@ -130,9 +135,10 @@ def sim_document(
         "confidence": CONFIDENCE,
         "varied": list(varied),
         "traces": [dict(trace) for trace in traces],
+        "hardware": to_builtins(list(hardware)),
         "left_out": list(left_out),
         "verdict": verdict(variants, varied),
-        "warnings": warnings(variants),
+        "warnings": [*doubts, *warnings(variants)],
         "not_modelled": list(NOT_MODELLED),
         "config": dict(scenario),
         "variants": list(variants),

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from kv_cache.config.scenario_hardware import HardwareUsed
 from kv_cache.core.bounded import Count, Number
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.intervals import IntervalEnds
@@ -90,6 +91,7 @@ class SimFacts(Struct, frozen=True, kw_only=True):
     seeds: list[int]
     varied: list[str]
     traces: list[TraceNotes]
+    hardware: list[HardwareUsed] = []
     left_out: list[str]
     verdict: SimVerdict
     warnings: list[str]

@@ -144,6 +144,14 @@ class UnitFormat(TraceFormat, Protocol):
         """Return the same format, its times read in `unit`."""
 
 
+@runtime_checkable
+class FailureFormat(TraceFormat, Protocol):
+    """A format that marks requests which the service did not answer."""
+
+    def with_failed(self) -> TraceFormat:
+        """Return the same format, which yields them (with 0 output tokens) and leaves none out."""
+
+
 class RowError(ValueError):
     """One line is not a row; the text says what was expected and what was found."""
 

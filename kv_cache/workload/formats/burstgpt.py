@@ -7,7 +7,8 @@ seconds from the first day's 0:00, whole or with a fraction. Source: the dataset
 conversation, rows of the API have none, and `Elapsed time` is from submission to response, in s.
 
 Rule for failed requests: a row with 0 response tokens (a few in a hundred) is a request that the
-service did not answer. It is left out and counted, whatever its prompt; it is not a bad row.
+service did not answer. It is left out and counted, whatever its prompt; it is not a bad row. With
+`with_failed` it is a row without an answer, unless it has no prompt either.
 
 Rule for history: `Request tokens` are the whole prompt, history included (`adds` is false). The
 README does not say so; the rows do: 906 + 446 tokens are followed by a prompt of 1631, then 15 +
@@ -38,15 +39,26 @@ class BurstGpt(BareTimes, CsvFormat):
         "Elapsed time (s), Model; rows with 0 response tokens are failed requests and are left out"
     )
 
+    def __init__(self, time_unit: TimeUnit | None = None, *, failed: bool = False) -> None:
+        super().__init__(time_unit)
+        self._failed = failed
+
+    def in_unit(self, unit: TimeUnit) -> "BurstGpt":
+        return BurstGpt(unit, failed=self._failed)
+
+    def with_failed(self) -> "BurstGpt":
+        return BurstGpt(self.time_unit, failed=True)
+
     def cell_reader(self) -> Callable[..., Line]:
-        return _Conversations(self.time_unit).row
+        return _Conversations(self.time_unit, failed=self._failed).row
 
 
 class _Conversations:
     """Rows of one file, with when each conversation was answered last."""
 
-    def __init__(self, unit: TimeUnit) -> None:
+    def __init__(self, unit: TimeUnit, *, failed: bool) -> None:
         self._unit = unit
+        self._failed = failed
         self._answered: Recent[int | None] = Recent()
 
     def row(
@@ -58,7 +70,7 @@ class _Conversations:
         prompt_tokens = tokens("Request tokens", prompt, min(output, 1))
         session = text("Session ID", session_id.strip()) or None
         model_name = text("Model", model.strip()) or None
-        if output == 0:
+        if output == 0 and not (self._failed and prompt_tokens):
             return Note.FAILED
         think_ns = None if session is None else self._think_ns(session, time_ns, elapsed)
         return (

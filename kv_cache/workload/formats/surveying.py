@@ -46,6 +46,8 @@ class Survey(Struct, frozen=True, kw_only=True):
     """Of an object that a row names, where rows do."""
     follows: bool
     """A row may wait for the answer to another one: it is of a session, or names it."""
+    unidentified_rows: int
+    """Rows that name no content and no session, so that no other row can share theirs."""
     taken: UnitChoice | None = None
     """The unit of its times; None if they are not bare numbers."""
     sha256: str
@@ -95,6 +97,7 @@ def facts(trace: Trace, surveyed: Survey) -> dict[str, Any]:
         "skipped_bad_rows": surveyed.bad_rows,
         "dropped_failed_rows": surveyed.failed_rows,
         "backward_rows": surveyed.backward_rows,
+        "unidentified_rows": surveyed.unidentified_rows,
         "trace_block_tokens": surveyed.block_tokens,
         "sessions": surveyed.sessions if trace.format.grouped else None,
         "notes": dict(surveyed.notes),
@@ -102,16 +105,24 @@ def facts(trace: Trace, surveyed: Survey) -> dict[str, Any]:
     }
 
 
-def doubts(trace: Trace, surveyed: Survey) -> tuple[str, ...]:
-    """Return warnings about the unit of the times, in whole sentences."""
+def doubts(trace: Trace, surveyed: Survey, *, shares: bool = False) -> tuple[str, ...]:
+    """Return warnings about the unit of the times, and about rows that share nothing, in whole
+    sentences. `shares`: prompts are added that rows have in common."""
+    warnings = []
     taken = surveyed.taken
-    if taken is None or not (taken.doubt or taken.why):
-        return ()
-    if taken.doubt:
-        warning = f"the times may be in another unit: {taken.doubt}; --trace-time-unit decides"
-    else:
-        warning = f"its times are taken for {taken.unit}: {taken.why}; --trace-time-unit decides"
-    return (f"workload.trace {_names(trace)} ({trace.format_name}): {warning}",)
+    decides = "workload.trace_time_unit (--trace-time-unit) decides"
+    if taken is not None and taken.doubt:
+        warnings.append(f"the times may be in another unit: {taken.doubt}; {decides}")
+    elif taken is not None and taken.why:
+        warnings.append(f"its times are taken for {taken.unit}: {taken.why}; {decides}")
+    if surveyed.unidentified_rows == surveyed.rows and not shares:
+        warnings.append(
+            "no row names its content (hash ids) or a session, so that nothing can be found again: "
+            "0 % hits say nothing of a cache"
+        )
+    return tuple(
+        f"workload.trace {_names(trace)} ({trace.format_name}): {warning}" for warning in warnings
+    )
 
 
 def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Survey:
@@ -125,9 +136,12 @@ def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Surve
     rows = prompt = output = sessions = span_ns = block_tokens = most_tokens = most_bytes = 0
     session: str | None = None
     follows = False
+    unidentified = 0
     for row in trace.every_row(tally):
         rows += 1
         follows = follows or row.session is not None or bool(row.after)
+        if row.hash_ids is None and row.session is None and row.request is None:
+            unidentified += 1
         prompt += row.prompt_tokens
         output += row.output_tokens
         span_ns = max(span_ns, row.at_ns)
@@ -158,6 +172,7 @@ def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Surve
         most_tokens=most_tokens,
         most_bytes=most_bytes,
         follows=follows,
+        unidentified_rows=unidentified,
         sha256=_sha256(trace.files),
     )
 

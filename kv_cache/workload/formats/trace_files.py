@@ -24,6 +24,7 @@ from kv_cache.core.errors import TraceError, did_you_mean
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import (
     BrokenDocumentError,
+    FailureFormat,
     Note,
     Reading,
     TextFormat,
@@ -210,20 +211,24 @@ class Trace(Struct, frozen=True, kw_only=True):
     reading: Reading = field(default_factory=Reading)
     time_unit: TimeUnit | None = None
     """What its times count, if they are bare numbers in another unit than the format says."""
+    include_failed_rows: bool = False
+    """Whether requests that its format marks as failed are rows too."""
     unfit: Callable[[TraceRow], str | None] | None = None
     """Returns why this run cannot replay a good row, which is then a bad one; None if it can."""
 
     @property
     def format(self) -> TraceFormat:
-        """The table's format, configured by `time_unit` or `reading`."""
+        """The table's format, configured by `time_unit`, `include_failed_rows` or `reading`."""
         of = TRACE_FORMATS[self.format_name]
+        if self.include_failed_rows and isinstance(of, FailureFormat):
+            of = of.with_failed()
         if self.time_unit is not None and isinstance(of, UnitFormat):
             return of.in_unit(self.time_unit)
         return of.configured(self.reading) if isinstance(of, TextFormat) else of
 
     def reading_facts(self) -> dict[str, Any]:
         """Return for the result what counted the tokens and cut the sessions, if anything did."""
-        facts: dict[str, Any] = {}
+        facts: dict[str, Any] = {"includes_failed_rows": True} if self.include_failed_rows else {}
         if isinstance(TRACE_FORMATS[self.format_name], TextFormat):
             facts["tokens"] = dict(self.reading.tokens.facts)
             facts["max_context_tokens"] = self.reading.max_context_tokens
@@ -314,12 +319,13 @@ def open_trace(
     skip_bad_rows: bool = False,
     reading: Reading | None = None,
     time_unit: str = AUTO,
+    include_failed_rows: bool = False,
 ) -> Trace:
     """Return the trace that `path` names (`find_files`), in the format `wanted` (`detect`), its
     times in `time_unit` (auto: see `surveying.read`).
 
-    Raises `TraceError` for no file, no format, or files of several formats, and for a unit that
-    the format has no use for.
+    Raises `TraceError` for no file, no format, or files of several formats, and for a unit or
+    failed rows that the format does not have.
     """
     files = find_files(path)
     first = detect(files[0], wanted)
@@ -340,12 +346,18 @@ def open_trace(
             f"workload.trace_time_unit (--trace-time-unit) is {time_unit}, but {path} "
             f"({first.name}) has no times that are bare numbers; leave it out"
         )
+    if include_failed_rows and not isinstance(TRACE_FORMATS[first.name], FailureFormat):
+        raise TraceError(
+            f"workload.include_failed_rows (--include-failed-rows) is on, but {path} "
+            f"({first.name}) marks no request as failed; leave it out"
+        )
     return Trace(
         files=files,
         format_name=first.name,
         skip_bad_rows=skip_bad_rows,
         reading=Reading() if reading is None else reading,
         time_unit=None if time_unit == AUTO else TimeUnit(time_unit),
+        include_failed_rows=include_failed_rows,
     )
 
 
