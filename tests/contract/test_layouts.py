@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kv_cache.bench.probes.pagecache import page_states
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import StoreError
@@ -87,6 +88,32 @@ def ends_of(act: Callable[[CopyRef], object], refs: Sequence[CopyRef]) -> list[s
     for thread in threads:
         thread.join()
     return ends
+
+
+# --- objects that share a file ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["mmap", "buffered"])
+@pytest.mark.parametrize("layout", ["arena", "bucket"])
+def test_a_load_brings_no_other_object_into_the_page_cache(
+    tmp_path: Path, layout: str, engine: str
+) -> None:
+    """Whose own load would then ask no device."""
+    with real_disk(tmp_path) as root:
+        store = open_storage(
+            root, capacity_bytes=CAPACITY, layout=layout, engine=engine, fsync="object"
+        )
+        refs = [stored(store, 8 * PAGE_BYTES) for _ in range(5)]
+        (file,) = (path for path in root.rglob("*.kv") if "meta" not in path.name)
+        with file.open("rb") as data:
+            os.sync()
+            os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            assert read_back(store, refs[2])
+            cached = page_states(data.fileno(), 0, CAPACITY)
+        store.close()
+    if cached is None:
+        pytest.skip("no cachestat(2) to be trusted here")
+    assert cached.cached == 8
 
 
 # --- buckets -------------------------------------------------------------------------------

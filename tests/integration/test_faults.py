@@ -466,9 +466,7 @@ def test_a_device_that_fails_for_a_while_is_told_and_the_run_goes_on(
         assert {reason for _, reason in told.reasons} <= {"io-error", MISMATCH}
         assert "io-error" in {reason for _, reason in told.reasons}
         wrong = {"V22": "invalid"} if told.watch.wrong else {}
-        # Of a bucket in the page cache not all can be dropped, also where no device fails.
-        also = ["V1"] if engine == "mmap" else []
-        names(told.own, also=also, V12="invalid", **wrong, **THROTTLED_RULES)
+        names(told.own, V12="invalid", **wrong, **THROTTLED_RULES)
         assert clean(faults.path)
 
 

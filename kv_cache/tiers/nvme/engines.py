@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from kv_cache.core.errors import PlaceError, StoreError
-from kv_cache.core.units import PAGE_BYTES, SECTOR_BYTES
+from kv_cache.core.units import KIB, PAGE_BYTES, SECTOR_BYTES
 from kv_cache.extensions import Catalogue, a_callable
 from kv_cache.tiers.base import Capability, Span, reason_of
 from kv_cache.tiers.buffers import aligned_bytes
@@ -116,6 +116,7 @@ class Buffered:
 
 
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23  # Linux 5.14
+_ASKED_BYTES = 128 * KIB  # more than a device takes at a time is left out by WILLNEED
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -126,6 +127,10 @@ class _MmapRegion:
     is a SIGBUS, which ends the process. So the kernel is first asked for the pages, which fails
     with an error instead; what is left is a file that is cut short between that and the copy.
     It is also what makes the read-ahead large (MADV_SEQUENTIAL makes it small: 30 MB/s).
+
+    Read-ahead goes both ways from a page, and as far as the device is set to (8 MiB on some): of a
+    file that others' bytes are in too it would bring in what they load next, and the device would
+    not be asked. So of such a file just these pages are asked for.
     """
 
     def __init__(self, span: Span, *, writable: bool) -> None:
@@ -138,6 +143,9 @@ class _MmapRegion:
             self._map = mmap.mmap(span.fd, self._end - begin, prot=access, offset=begin)
         except ValueError as error:  # Python's word for it
             raise StoreError("truncated", "the file ends before its object does") from error
+        self._among_others = not writable and (span.offset, self._end) != (0, size_of(span.fd))
+        if self._among_others:
+            self._map.madvise(mmap.MADV_RANDOM)
 
     def write(self, offset: int, data: memoryview) -> None:
         self._populate(offset, len(data), _MADV_POPULATE_WRITE)
@@ -145,8 +153,13 @@ class _MmapRegion:
         np.frombuffer(self._map, np.uint8)[at : at + len(data)] = np.frombuffer(data, np.uint8)
 
     def read(self, offset: int, into: memoryview) -> None:
-        self._populate(offset, len(into), _MADV_POPULATE_READ)
         at = self._skip + offset
+        if self._among_others:
+            begin = self._end - len(self._map) + at
+            for start in range(begin, begin + len(into), _ASKED_BYTES):
+                nbytes = min(_ASKED_BYTES, begin + len(into) - start)
+                os.posix_fadvise(self._fd, start, nbytes, os.POSIX_FADV_WILLNEED)
+        self._populate(offset, len(into), _MADV_POPULATE_READ)
         np.frombuffer(into, np.uint8)[:] = np.frombuffer(self._map, np.uint8)[at : at + len(into)]
 
     def _populate(self, offset: int, nbytes: int, advice: int) -> None:
