@@ -363,3 +363,24 @@ def test_rows_that_are_left_out_are_counted_by_every_command_that_asks_a_trace(
         assert "times in s" in said
     own = json.loads(Path("run.json").read_text())["kv_cache"]["workload"]
     assert (own["skipped_bad_rows"], own["notes"]) == (1, {"failed": 33})
+
+
+@pytest.mark.parametrize(
+    ("sample", "wanted"),
+    [("mooncake_sample.json", "mooncake-list"), ("mooncake_sample.csv", "mooncake-csv"),
+     ("requests_sample.csv", "requests"), ("requests_ms_sample.csv", "requests-ms"),
+     ("five_columns_sample.txt", "five-columns")],
+)  # fmt: skip
+def test_every_command_that_asks_a_trace_reads_every_table_of_requests(
+    sample: str, wanted: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = f"datasets/{sample}"
+    replays = ["--virtual-time", "--replay-cycles", "1", "--trace-speedup", "0", "--seed", "1",
+               "--output", str(tmp_path / "run.json")]  # fmt: skip
+    for words in (
+        ["trace", "stats", trace], ["lab", trace, "--policies=lru"],
+        ["sim", "b13", "--preset", "smoke", "--set", f"workload.trace={trace}"],
+        ["run", "--trace", trace, *replays],
+    ):  # fmt: skip
+        assert main(words) == 0
+        assert f"{sample} ({wanted}): " in capsys.readouterr().out

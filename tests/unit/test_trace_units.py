@@ -79,6 +79,8 @@ def test_the_unit_that_is_asked_for_is_taken(tmp_path: Path, unit: TimeUnit) -> 
 @pytest.mark.parametrize(
     "name",
     ["mooncake_sample.jsonl", "qwen_sample.jsonl", "splitwise_sample.csv", "burstgpt_sample.csv",
+     "mooncake_sample.json", "mooncake_sample.csv", "requests_sample.csv",
+     "requests_ms_sample.csv", "five_columns_sample.txt",
      "burstgpt3_sample.csv"],
 )  # fmt: skip
 def test_a_sample_keeps_the_unit_of_its_format_without_a_doubt(name: str) -> None:

@@ -11,11 +11,13 @@ from kv_cache.workload.formats.blkparse import Blkparse
 from kv_cache.workload.formats.burstgpt import BurstGpt
 from kv_cache.workload.formats.canonical import LAYOUTS
 from kv_cache.workload.formats.fio_iolog import FioLog
+from kv_cache.workload.formats.five_columns import FiveColumns
 from kv_cache.workload.formats.iotrace import IoTrace
 from kv_cache.workload.formats.lmcache import LmCache
-from kv_cache.workload.formats.mooncake import Mooncake
+from kv_cache.workload.formats.mooncake import Mooncake, MooncakeCsv, MooncakeList
 from kv_cache.workload.formats.msr import Msr
 from kv_cache.workload.formats.qwen import Qwen
+from kv_cache.workload.formats.request_table import RequestTable, RequestTableMs
 from kv_cache.workload.formats.sharegpt import ShareGpt
 from kv_cache.workload.formats.splitwise import Splitwise
 
@@ -24,9 +26,11 @@ TRACE_FORMATS: Catalogue[TraceFormat] = Catalogue(
     {
         "azure": Azure(),
         "burstgpt": BurstGpt(),
-        "mooncake": Mooncake(),
+        **{of.name: of for of in (Mooncake(), MooncakeList(), MooncakeCsv())},
         "qwen": Qwen(),
         "splitwise": Splitwise(),
+        "five-columns": FiveColumns(),
+        **{of.name: of for of in (RequestTable(), RequestTableMs())},
         "sharegpt": ShareGpt(),
         "agentic": Agentic(),
         **{layout.name: layout for layout in LAYOUTS},

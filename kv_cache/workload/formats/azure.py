@@ -48,12 +48,13 @@ def _row(time: str, prompt: str, output: str) -> Line:
     )
 
 
-def instant_ns(text: str) -> int:
-    """Return an instant as ns since 1970, exactly: the digits are read, never a float."""
+def instant_ns(text: str, name: str = "TIMESTAMP") -> int:
+    """Return the instant of column `name` as ns since 1970, exactly: the digits are read, never a
+    float."""
     match = _INSTANT.fullmatch(text.strip())
     day_s = _day_s(match[1]) if match else None
     if match is None or day_s is None:
-        raise misfit("an instant like '2023-11-16 18:17:03.9799600'", text, "TIMESTAMP")
+        raise misfit("an instant like '2023-11-16 18:17:03.9799600'", text, name)
     _, hour, minute, second, fraction, sign, ahead_h, ahead_min = match.groups()
     seconds = day_s + int(hour) * 3600 + int(minute) * 60 + int(second)
     if sign:

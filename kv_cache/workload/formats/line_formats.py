@@ -152,14 +152,14 @@ class CsvFormat(LineFormat):
 
     def reader(self, lines: Iterator[tuple[int, str]]) -> LineReader | None:
         columns, optional = self.columns, self.optional_columns
-        cells = take_header(lines, lambda text: _picked_cells(text, columns, optional))
+        cells = take_header(lines, lambda text: picked_cells(text, columns, optional))
         if cells is None:
             return None
         read = self.cell_reader()
         return lambda text: read(*cells(text))
 
 
-def _picked_cells(
+def picked_cells(
     text: str, required: Sequence[str], optional: Sequence[str]
 ) -> Callable[[str], tuple[str, ...]]:
     """Return what takes the cells of these columns from a line behind the header `text`."""

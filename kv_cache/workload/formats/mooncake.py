@@ -1,39 +1,107 @@
-"""Mooncake's traces (FAST'25): JSON lines with content hashes.
+"""Mooncake's traces (FAST'25): rows with content hashes, as JSON lines, a JSON list or a CSV.
 
-A line is {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}.
+A row is {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}.
 Each id means 512 tokens of the prompt and for all before them; the last may be partly filled.
-The number of ids is taken as it is and not compared with the prompt's length.
+The number of ids is taken as it is and not compared with the prompt's length. In a CSV, as
+converters write it, the ids of a cell stand with commas, semicolons or spaces between them, in
+brackets or not.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from kv_cache.workload.formats.base import RowError, TimeUnit
+from kv_cache.workload.formats.base import Bad, Noted, RowError, TimeUnit, ignore
+from kv_cache.workload.formats.json_items import Cursor, items, key_paths
 from kv_cache.workload.formats.jsonlines import hashed_row, looks_like, read_object
-from kv_cache.workload.formats.line_formats import BareTimes, Line, LineFormat, LineReader
+from kv_cache.workload.formats.line_formats import (
+    AROUND,
+    BareTimes,
+    CsvFormat,
+    Line,
+    LineFormat,
+    LineReader,
+    RowClock,
+    head_has_columns,
+)
+from kv_cache.workload.formats.row import TraceRow
+from kv_cache.workload.formats.values import MAX_INTEGER, digits, misfit, time_of_unit_ns, tokens
 
 BLOCK_TOKENS = 512
 KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 # Qwen-Bailian's lines hold the same keys, but count in seconds and blocks of 16 tokens.
 FOREIGN_KEYS = ("chat_id", "parent_chat_id")
+_HOLDS = "timestamp (ms), input_length, output_length (tokens), hash_ids (blocks of 512 tokens)"
 
 
 class Mooncake(BareTimes, LineFormat):
     WRITTEN_IN = TimeUnit.MS
     name = "mooncake"
-    description = (
-        "Mooncake JSON lines: timestamp (ms), input_length, output_length (tokens), "
-        "hash_ids (blocks of 512 tokens)"
-    )
+    description = f"Mooncake JSON lines: {_HOLDS}"
 
     def matches(self, head: str) -> bool:
-        return any(looks_like(text, KEYS, FOREIGN_KEYS) for text in head.splitlines())
+        return not _is_list(head) and any(
+            looks_like(text, KEYS, FOREIGN_KEYS) for text in head.splitlines()
+        )
 
     def reader(self, lines: Iterator[tuple[int, str]]) -> LineReader:
-        return partial(_row, self.time_unit)
+        unit = self.time_unit
+        return lambda text: (_row(unit, text),)
 
 
-def _row(unit: TimeUnit, text: str) -> Line:
+class MooncakeList(BareTimes):
+    """The same rows as the items of one JSON list."""
+
+    WRITTEN_IN = TimeUnit.MS
+    name = "mooncake-list"
+    description = f"Mooncake rows as one JSON list: {_HOLDS}"
+    document = True
+    timed = True
+    grouped = False
+
+    def matches(self, head: str) -> bool:
+        keys = key_paths(head)
+        return (
+            _is_list(head)
+            and all((key,) in keys for key in KEYS)
+            and not any((key,) in keys for key in FOREIGN_KEYS)
+        )
+
+    def rows(
+        self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
+    ) -> Iterator[TraceRow]:
+        clock = RowClock(note)
+        for item, text in items(Cursor(lines)):
+            try:
+                row = _row(self.time_unit, text)
+            except RowError as problem:
+                bad(item, str(problem))
+                continue
+            yield row.placed(item, clock.at(item, row.at_ns))
+
+
+class MooncakeCsv(BareTimes, CsvFormat):
+    """The same rows as a CSV."""
+
+    WRITTEN_IN = TimeUnit.MS
+    name = "mooncake-csv"
+    columns = KEYS
+    description = f"Mooncake rows as a CSV: {_HOLDS}"
+
+    def matches(self, head: str) -> bool:
+        return super().matches(head) and not any(
+            head_has_columns(head, (key,)) for key in FOREIGN_KEYS
+        )
+
+    def cell_reader(self) -> Callable[..., Line]:
+        return partial(_cells, self.time_unit)
+
+
+def _is_list(head: str) -> bool:
+    return head.lstrip(AROUND).startswith("[")
+
+
+def _row(unit: TimeUnit, text: str) -> TraceRow:
     fields = read_object(text, KEYS)
     foreign = [key for key in FOREIGN_KEYS if key in fields]
     if foreign:
@@ -41,4 +109,23 @@ def _row(unit: TimeUnit, text: str) -> Line:
             f"expected a row of Mooncake, found {foreign[0]}, which Qwen-Bailian's have: they "
             "count in other units"
         )
-    return (hashed_row(fields, unit, BLOCK_TOKENS),)
+    return hashed_row(fields, unit, BLOCK_TOKENS)
+
+
+def _cells(unit: TimeUnit, time: str, prompt: str, output: str, ids: str) -> Line:
+    names = [name for name in _BETWEEN_IDS.split(ids.strip("[] ")) if name]
+    if not names:
+        raise misfit("at least one id", ids, "hash_ids")
+    return (
+        TraceRow(
+            0,
+            time_of_unit_ns("timestamp", time, unit),
+            tokens("input_length", prompt, 1),
+            tokens("output_length", output, 0),
+            tuple(digits("hash_ids", name, MAX_INTEGER) for name in names),
+            BLOCK_TOKENS,
+        ),
+    )
+
+
+_BETWEEN_IDS = re.compile(r"[,; ]+")

@@ -14,7 +14,12 @@ from msgspec import Struct
 from kv_cache.core.seed import Seed
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.canonical import Header, header_line, row_line
-from kv_cache.workload.samples.hashed_traces import mooncake_lines, qwen_lines
+from kv_cache.workload.samples.hashed_traces import (
+    mooncake_csv_lines,
+    mooncake_lines,
+    mooncake_list_lines,
+    qwen_lines,
+)
 from kv_cache.workload.samples.io_traces import (
     blkparse_lines,
     fio2_lines,
@@ -29,6 +34,9 @@ from kv_cache.workload.samples.token_traces import (
     azure_lines,
     burstgpt3_lines,
     burstgpt_lines,
+    five_column_lines,
+    request_lines,
+    request_ms_lines,
     splitwise_lines,
 )
 
@@ -89,6 +97,12 @@ def _in_our_own(name: str, of: str, rows: int) -> Sample:
 SAMPLES: Mapping[str, Sample] = MappingProxyType(
     {
         "mooncake_sample.jsonl": Sample(format="mooncake", make=_lined(mooncake_lines)),
+        "mooncake_sample.json": Sample(
+            format="mooncake-list", rows=60, make=_lined(mooncake_list_lines, last=False)
+        ),
+        "mooncake_sample.csv": Sample(
+            format="mooncake-csv", rows=60, make=_lined(mooncake_csv_lines)
+        ),
         "qwen_sample.jsonl": Sample(format="qwen", rows=250, make=_lined(qwen_lines)),
         "burstgpt_sample.csv": Sample(format="burstgpt", make=_lined(burstgpt_lines)),
         "burstgpt3_sample.csv": Sample(format="burstgpt", make=_lined(burstgpt3_lines)),
@@ -96,6 +110,13 @@ SAMPLES: Mapping[str, Sample] = MappingProxyType(
         "azure_sample.csv": Sample(format="azure", make=_lined(azure_lines, "\r\n", last=False)),
         "azure2024_sample.csv": Sample(format="azure", make=_lined(azure2024_lines)),
         "splitwise_sample.csv": Sample(format="splitwise", make=_lined(splitwise_lines)),
+        "five_columns_sample.txt": Sample(
+            format="five-columns", rows=200, make=_lined(five_column_lines)
+        ),
+        "requests_sample.csv": Sample(format="requests", rows=200, make=_lined(request_lines)),
+        "requests_ms_sample.csv": Sample(
+            format="requests-ms", rows=200, make=_lined(request_ms_lines)
+        ),
         "sharegpt_sample.json": Sample(
             format="sharegpt", rows=40, make=lambda seed, rows: sharegpt_text(seed, rows).encode()
         ),

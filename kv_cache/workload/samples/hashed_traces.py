@@ -88,6 +88,22 @@ def mooncake_lines(seed: Seed, rows: int) -> Iterator[str]:
         )
 
 
+def mooncake_list_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield the same rows as the lines of one JSON list."""
+    lines = list(mooncake_lines(seed, rows))
+    yield "["
+    yield from (f"{line}," for line in lines[:-1])
+    yield from (*lines[-1:], "]")
+
+
+def mooncake_csv_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield the same rows as a CSV, spaces between the ids of a cell."""
+    yield "timestamp,input_length,output_length,hash_ids"
+    for line in mooncake_lines(seed, rows):
+        time, prompt, output, ids = json.loads(line).values()
+        yield f"{time},{prompt},{output},{' '.join(map(str, ids))}"
+
+
 # --- Qwen ---
 
 

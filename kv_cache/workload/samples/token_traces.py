@@ -1,4 +1,4 @@
-"""Traces with token counts alone: BurstGPT, Azure, SplitwiseSim."""
+"""Traces with token counts alone: BurstGPT, Azure, SplitwiseSim, and plain tables of requests."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -118,3 +118,56 @@ def splitwise_lines(seed: Seed, rows: int) -> Iterator[str]:
         micros += int(heavy(rng, 14_000, 1, 2_000_000))
         prompt, output = int(heavy(rng, 1_020, 4, 14_000)), int(heavy(rng, 130, 1, 1_000))
         yield f"{row},2,0,{seconds(micros)},1,{prompt},{output}"
+
+
+# --- plain tables ---
+
+
+class _Ask(Struct, frozen=True, kw_only=True):
+    """A single request of a service with a few requests a second."""
+
+    micros: int
+    prompt: int
+    output: int
+
+
+def _asks(seed: Seed, rows: int) -> Iterator[_Ask]:
+    rng = seed.rng()
+    micros = 0
+    for _ in range(rows):
+        yield _Ask(
+            micros=micros,
+            prompt=int(heavy(rng, 800, 4, 8_000)),
+            output=int(heavy(rng, 130, 1, 1_000)),
+        )
+        micros += int(heavy(rng, 200_000, 100, 5_000_000))
+
+
+def request_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield a CSV of requests in seconds; some belong to the session of an earlier one, of which
+    each prompt holds the history."""
+    rng = seed.child("sessions").rng()
+    spoken: dict[int, int] = {}
+    yield "request_id,arrived_at,session_id,num_prefill_tokens,num_decode_tokens"
+    for number, ask in enumerate(_asks(seed, rows)):
+        session = below(rng, number // 3 + 1)
+        prompt = spoken.get(session, 0) + ask.prompt
+        if prompt < 12_000:
+            spoken[session] = prompt + ask.output
+        else:
+            prompt = ask.prompt
+        yield f"{number},{seconds(ask.micros)},{session},{prompt},{ask.output}"
+
+
+def request_ms_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield a CSV of single requests in milliseconds."""
+    yield "arrival_ms,prompt_tokens,output_tokens"
+    for ask in _asks(seed, rows):
+        yield f"{ask.micros / 1000:.3f},{ask.prompt},{ask.output}"
+
+
+def five_column_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield single requests in five columns behind a header."""
+    yield "# id arrival_ms prompt_tokens gen_tokens streaming"
+    for number, ask in enumerate(_asks(seed, rows)):
+        yield f"{number} {ask.micros // 1000} {ask.prompt} {ask.output} {number % 2}"
