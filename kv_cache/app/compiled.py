@@ -30,8 +30,8 @@ MODULES: Mapping[str, Sequence[str]] = {
     ),
     "kv_cache.policy.eviction": (
         "arc", "base", "chain", "clock", "cost_aware", "counts", "fifo", "gdsf", "ghosts",
-        "greedy_dual", "histories", "importance", "leaf_first", "learned", "lfu", "lru", "numbers",
-        "regret_aware", "s3fifo", "sieve", "sliding_window", "windowed",
+        "greedy_dual", "heavy_hitter", "histories", "importance", "leaf_first", "learned", "lfu",
+        "lru", "mq", "numbers", "regret_aware", "s3fifo", "sieve", "sliding_window", "windowed",
     ),
     "kv_cache.lab": ("chance", "seam"),
 }  # fmt: skip

@@ -15,8 +15,10 @@ from kv_cache.core.block import content_key
 from kv_cache.policy.eviction import EVICTION, Item, MakeEviction
 from kv_cache.policy.eviction.arc import Arc
 from kv_cache.policy.eviction.base import Eviction
+from kv_cache.policy.eviction.heavy_hitter import HeavyHitter
 from kv_cache.policy.eviction.importance import Importance
 from kv_cache.policy.eviction.learned import MODEL, Learned
+from kv_cache.policy.eviction.mq import Mq
 from kv_cache.policy.eviction.regret_aware import RegretAware
 from kv_cache.policy.eviction.s3fifo import S3Fifo
 from kv_cache.policy.eviction.sliding_window import SlidingWindow
@@ -87,6 +89,9 @@ CHANGED: dict[str, MakeEviction] = {
     "s3-all-main": partial(S3Fifo, small_share=0.0, ghost_share=0.0),
     "s3-all-small": partial(S3Fifo, small_share=1.0, ghost_share=1.0, most_hits=1, to_main=1),
     "depth-alone": partial(Importance, use_weight=0.0, depth_decay=1.0),
+    "mq-short": partial(Mq, queues=2, lifetime=2, ghost_share=1.0),
+    "mq-forgets": partial(Mq, queues=64, lifetime=1, ghost_share=0.0),
+    "regret-stays": partial(HeavyHitter, use_weight=1.5, regret_weight=6.0, least_memory=0),
     "landmarks-alone": partial(SlidingWindow, landmarks=1, window=0),
 }
 """Policies whose numbers somebody has changed, to the edges of what is allowed."""
@@ -123,10 +128,14 @@ def test_arc_keeps_the_bounds_of_its_paper(history: list[Call]) -> None:
 
 @given(history=calls())
 def test_ghosts_are_bounded(history: list[Call]) -> None:
-    s3, regret = S3Fifo(CAPACITY), RegretAware(CAPACITY)
+    s3, regret, mq = S3Fifo(CAPACITY), RegretAware(CAPACITY), Mq(CAPACITY, ghost_share=1.0)
+    hitter, most = HeavyHitter(CAPACITY, memory=1, least_memory=2), 0
     for call in history:
-        replay(s3, [call])
-        replay(regret, [call])
+        most = max(most, len(hitter))
+        for policy in (s3, regret, mq, hitter):
+            replay(policy, [call])
+        assert mq.ghosts.total_bytes <= 2 * CAPACITY
+        assert len(hitter.past) <= max(2, most)
         assert s3.ghosts.total_bytes <= 2 * 0.9 * CAPACITY
         assert len(regret.ghosts) <= regret.horizon
 

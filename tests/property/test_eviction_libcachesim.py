@@ -25,6 +25,7 @@ THEIRS: dict[str, tuple[str, tuple[int, int, int]]] = {
     "arc": ("ARC", (7836, 32383, 50685)),
     "s3-fifo": ("S3FIFO", (8224, 28289, 43457)),
     "sieve": ("Sieve", (7408, 25597, 50503)),
+    "mq": ("MQ", (11778, 33785, 51766)),
     "gdsf": ("GDSF", (6668, 31616, 51289)),
 }
 """Name there, and hits at each capacity. That LFU and SIEVE agree is no mistake: on this slice

@@ -5,14 +5,17 @@ A cache of a few copies is driven through a history of accesses; of each the mod
 hits, and who leaves.
 """
 
+import math
+import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_cache.policy.eviction import EVICTION, Item
+from kv_cache.policy.eviction import EVICTION, Eviction, Item
 from kv_cache.policy.eviction.importance import DEPTH_DECAY
 from kv_cache.policy.eviction.sliding_window import LANDMARKS
 from kv_cache.policy.eviction.sliding_window import WINDOW as LAST_BLOCKS
@@ -82,6 +85,68 @@ class FifoModel(Model):
 class LfuModel(Model):
     def evict(self, wanted: int) -> int:
         return min(self.present, key=lambda c: (self.uses[c], self.last[c]))
+
+
+class HeavyHitterModel(Model):
+    """Counts for ever: these histories have fewer contents than are remembered."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.asked_for: Counter[int] = Counter()
+
+    def hit(self, content: int) -> None:
+        self.asked_for[content] += 1
+
+    def come(self, content: int) -> None:
+        self.hit(content)
+
+    def evict(self, wanted: int) -> int:
+        return min(self.present, key=lambda c: (self.asked_for[c], self.last[c]))
+
+
+class MqModel(Model):
+    """The paper's Figure 5 on lists, least recent first, with a lifetime that is seen to end."""
+
+    LIFETIME = 9
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.queues: list[list[int]] = [[] for _ in range(8)]
+        self.expires: dict[int, int] = {}
+        self.count: dict[int, int] = {}
+        self.out: list[int] = []
+        self.ticks = 0
+
+    def access(self, content: int) -> int | None:
+        returns = content in self.out
+        if returns:
+            self.out.remove(content)
+        elif content not in self.present:
+            self.count[content] = 0
+        return super().access(content)
+
+    def hit(self, content: int) -> None:
+        for queue in self.queues:
+            if content in queue:
+                queue.remove(content)
+        self.come(content)
+
+    def come(self, content: int) -> None:
+        self.count[content] += 1
+        self.queues[min(7, int(math.log2(self.count[content])))].append(content)
+        self.expires[content] = self.ticks + self.LIFETIME
+        self.ticks += 1
+        for level in range(1, 8):
+            queue = self.queues[level]
+            if queue and self.expires[queue[0]] < self.ticks:
+                self.expires[queue[0]] = self.ticks + self.LIFETIME
+                self.queues[level - 1].append(queue.pop(0))
+
+    def evict(self, wanted: int) -> int:
+        queue = next(queue for queue in self.queues if queue)
+        self.out.append(queue[0])
+        self.out = self.out[-4 * self.capacity :]
+        return queue.pop(0)
 
 
 class ClockModel(Model):
@@ -350,17 +415,23 @@ MODELS: dict[str, Callable[[int], Model]] = {
     "lru": LruModel,
     "fifo": FifoModel,
     "lfu": LfuModel,
+    "heavy-hitter": HeavyHitterModel,
     "clock": ClockModel,
     "windowed": WindowedModel,
     "arc": ArcModel,
     "s3-fifo": S3FifoModel,
     "sieve": SieveModel,
+    "mq": MqModel,
     "gdsf": GdsfModel,
     "cost-aware": CostModel,
     "regret-aware": RegretModel,
     "importance": ImportanceModel,
     "leaf-first": LeafModel,
 }
+
+
+CHANGED: dict[str, dict[str, int]] = {"mq": {"lifetime": MqModel.LIFETIME}}
+"""Numbers with which a short history shows what a policy does."""
 
 
 def test_every_policy_has_a_model() -> None:
@@ -376,7 +447,8 @@ accesses = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(history=accesses, capacity=st.sampled_from((1, 3, 10, 20)))
 def test_a_policy_evicts_as_its_model(name: str, history: list[int], capacity: int) -> None:
-    model, policy = MODELS[name](capacity), EVICTION[name](capacity)
+    make: Callable[..., Eviction] = EVICTION[name]
+    model, policy = MODELS[name](capacity), make(capacity, **CHANGED.get(name, {}))
     copies: dict[int, int] = {}
     for number, content in enumerate(history):
         expected = model.access(content)
@@ -437,3 +509,45 @@ def test_the_sliding_window_gives_up_the_middle_of_lines_first(
             policy.insert(Item(content, _key(content), 1, 1, len(line), parent))
             line.append(content)
     assert list(policy.victims()) == expected_victims(lines, used)
+
+
+# --- the harness whose patterns and policies the lab has ---------------------------------------
+
+
+def hits_of(policy: Eviction, capacity: int, contents: Sequence[int]) -> int:
+    """The hits of a cache of `capacity` blocks."""
+    copies: dict[int, int] = {}
+    hits = 0
+    for number, content in enumerate(contents):
+        if content in copies:
+            policy.hit(copies[content])
+            hits += 1
+            continue
+        policy.expect(_key(content))
+        if len(policy) == capacity:
+            victim = next(policy.victims())
+            policy.remove(victim, evicted=True)
+            copies = {c: copy_id for c, copy_id in copies.items() if copy_id != victim}
+        policy.insert(item(content, number))
+        copies[content] = number
+    return hits
+
+
+def rag_burst(seed: int = 11) -> list[int]:
+    """As kv-hierarchy-lab draws it: 14 of 16 hot pages, then 6 different others of 96."""
+    rng = random.Random(seed)
+    pages = range(96)
+    drawn: list[int] = []
+    for _ in range(16):
+        drawn += rng.choices(pages[:16], k=14)
+        drawn += rng.sample(pages[16:], k=6)
+    return drawn
+
+
+def test_heavy_hitters_and_their_regret_find_what_the_public_harness_finds() -> None:
+    """320 accesses, 13 pages: its lru, heavy_hitter, cost_aware and regret_aware have 108, 161, 161
+    and 168 hits. Where pages have one size, its cost_aware is heavy_hitter."""
+    heavy: Callable[..., Eviction] = EVICTION["heavy-hitter"]
+    assert hits_of(EVICTION["lru"](13), 13, rag_burst()) == 108
+    assert hits_of(heavy(13), 13, rag_burst()) == 161
+    assert hits_of(heavy(13, use_weight=1.5, regret_weight=6), 13, rag_burst()) == 168

@@ -10,11 +10,13 @@ from kv_cache.policy.eviction.clock import Clock
 from kv_cache.policy.eviction.cost_aware import CostAware
 from kv_cache.policy.eviction.fifo import Fifo
 from kv_cache.policy.eviction.gdsf import Gdsf
+from kv_cache.policy.eviction.heavy_hitter import HeavyHitter
 from kv_cache.policy.eviction.importance import Importance
 from kv_cache.policy.eviction.leaf_first import LeafFirst
 from kv_cache.policy.eviction.learned import Learned
 from kv_cache.policy.eviction.lfu import Lfu
 from kv_cache.policy.eviction.lru import Lru
+from kv_cache.policy.eviction.mq import Mq
 from kv_cache.policy.eviction.regret_aware import RegretAware
 from kv_cache.policy.eviction.s3fifo import S3Fifo
 from kv_cache.policy.eviction.sieve import Sieve
@@ -30,11 +32,13 @@ EVICTION: Catalogue[MakeEviction] = Catalogue(
         "lru": Lru,
         "fifo": Fifo,
         "lfu": Lfu,
+        "heavy-hitter": HeavyHitter,
         "clock": Clock,
         "windowed": Windowed,
         "arc": Arc,
         "s3-fifo": S3Fifo,
         "sieve": Sieve,
+        "mq": Mq,
         "gdsf": Gdsf,
         "cost-aware": CostAware,
         "regret-aware": RegretAware,

@@ -60,12 +60,20 @@ class GreedyDual(HoldsCopies):
     def worth(self, item: Item) -> float:
         """Return what a new copy is worth, as far as it does not depend on its uses."""
 
+    def uses_before(self, item: Item) -> int:
+        """Return the uses of a new copy's content that are remembered."""
+        return 0
+
+    def worth_after_hit(self, worth: float) -> float:
+        """Return what is left of a copy's worth when it is hit."""
+        return worth
+
     @abstractmethod
     def value(self, worth: float, uses: int) -> float:
         """Return what a copy is worth."""
 
     def insert(self, item: Item) -> None:
-        line = self._line(self.worth(item), 1)
+        line = self._line(self.worth(item), 1 + self.uses_before(item))
         held = self._held[item.copy_id] = Held(item, line)
         self._join(held, line)
 
@@ -77,7 +85,7 @@ class GreedyDual(HoldsCopies):
         old = held.line
         line = old.higher
         if line is None or not line.filed:
-            line = self._line(old.worth, old.uses + 1)
+            line = self._line(self.worth_after_hit(old.worth), old.uses + 1)
             if old.filed:
                 old.higher = line
         held.line = line

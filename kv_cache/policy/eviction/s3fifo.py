@@ -63,7 +63,7 @@ class S3Fifo(HoldsCopies):
 
     def insert(self, item: Item) -> None:
         self._items[item.copy_id] = item
-        known = self.ghosts.take(item.key)
+        known = self.ghosts.take(item.key) is not None
         if known or (not self._has_evicted and self._small_is_full(self._small_bytes)):
             self._main[item.copy_id] = 0
         else:
@@ -82,10 +82,10 @@ class S3Fifo(HoldsCopies):
         if copy_id not in self._small:
             del self._main[copy_id]
             return
-        del self._small[copy_id]
+        hits = self._small.pop(copy_id)
         self._small_bytes -= item.nbytes
         if evicted:
-            self.ghosts.add(item.key, item.nbytes)
+            self.ghosts.add(item.key, item.nbytes, 1 + hits)
 
     def shrink(self, item: Item) -> None:
         if item.copy_id in self._small:
