@@ -1,10 +1,13 @@
-"""The laws of section `lengths`, as objects. Raises ConfigError for what makes no law."""
+"""The laws of section `lengths`, of a run or a scenario, as objects.
+
+Raises ConfigError for what makes no law.
+"""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, Protocol
 
 from kv_cache.config.schema import show
-from kv_cache.config.workload_sections import LawConfig, LengthsConfig
+from kv_cache.config.workload_sections import LawConfig
 from kv_cache.core.errors import ConfigError
 from kv_cache.workload.lengths import (
     Empirical,
@@ -30,13 +33,26 @@ _MOST = {"prompt": 100_000_000, "output": 100_000_000, "think_s": 86_400, "turns
 """The greatest value of each: the bounds of user_templates, and a number of turns."""
 
 
-def build_lengths(config: LengthsConfig) -> Lengths:
-    laws = {name: _law(name, getattr(config, name)) for name in _MOST}
+class LengthSections(Protocol):
+    """A section with a law of each kind."""
+
+    @property
+    def prompt(self) -> LawConfig: ...
+    @property
+    def output(self) -> LawConfig: ...
+    @property
+    def think_s(self) -> LawConfig: ...
+    @property
+    def turns(self) -> LawConfig: ...
+
+
+def build_lengths(config: LengthSections, at: str = "lengths") -> Lengths:
+    """Return the laws of a section, which messages call `at`. Raises ConfigError."""
+    laws = {name: _law(name, getattr(config, name), f"{at}.{name}") for name in _MOST}
     return Lengths(**laws)
 
 
-def _law(name: str, section: LawConfig) -> Law | None:
-    path = f"lengths.{name}"
+def _law(name: str, section: LawConfig, path: str) -> Law | None:
     _check_keys(path, section)
     if section.law == "personas":
         return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kv_cache.config.admission import TAKES, AdmissionConfig
 from kv_cache.config.schema import opt
+from kv_cache.config.workload_sections import LawConfig
 from kv_cache.core.model import DTYPE_BITS
 from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
@@ -59,6 +60,22 @@ class ModelSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LengthsSection:
+    """Laws in place of prompt_tokens, output_tokens, think_s and turns; those of a run's section
+    `lengths`."""
+
+    prompt: LawConfig = field(default_factory=LawConfig)
+    output: LawConfig = field(default_factory=LawConfig)
+    think_s: LawConfig = field(
+        default_factory=LawConfig,
+        metadata={"read_when": ("workload.source!=poisson or workload.concurrency",)},
+    )
+    turns: LawConfig = field(
+        default_factory=LawConfig, metadata={"read_when": ("workload.source=sessions|agents",)}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSection:
     """What is asked and when."""
 
@@ -80,13 +97,30 @@ class WorkloadSection:
         10.0, "Sessions (or single requests) that begin in a second; 0 = all begin at once",
         unit="1/s", low=0, high=1e9, read_when="!.concurrency or .source=trace",
     )  # fmt: skip
+    arrival_process: str = opt(
+        "poisson", "How they are spaced: poisson; gamma: with arrival_cv, bursts above 1; fixed: "
+        "evenly", choices=("poisson", "gamma", "fixed"),
+        read_when=("!.concurrency or .source=trace", ".rate_per_s"),
+    )  # fmt: skip
+    arrival_cv: float = opt(
+        2.0, "Coefficient of variation of gamma's gaps", above=0, high=100,
+        read_when=".arrival_process=gamma",
+    )  # fmt: skip
+    day_swing: float = opt(
+        0.0, "Time of day: the rate is 1 + day_swing x sin(2 pi t / day_s) times rate_per_s; 0 = "
+        "the same all day", low=0, high=1,
+        read_when=("!.concurrency or .source=trace", ".rate_per_s"),
+    )  # fmt: skip
+    day_s: float = opt(
+        86_400.0, "Length of a day", unit="s", above=0, high=1e9, read_when=".day_swing"
+    )
     concurrency: int = opt(
         0, "Closed loop: this many users; each has one session after the other, and thinks between "
         "them too; 0 = open loop", low=0, high=10_000_000,
     )  # fmt: skip
     turns: tuple[int, int] = opt(
         (4, 4), "Turns of a session, drawn between", low=1, high=10_000,
-        read_when=".source=sessions|agents",
+        read_when=(".source=sessions|agents", ".lengths.turns.law=personas"),
     )  # fmt: skip
     think_s: tuple[float, float] = opt(
         (0.0, 0.0),
@@ -98,6 +132,7 @@ class WorkloadSection:
             ".source!=trace",
             ".source!=poisson or .concurrency",
             "several_turns or .concurrency",
+            ".lengths.think_s.law=personas",
         ),
     )
     system_prompts: int = opt(
@@ -131,11 +166,12 @@ class WorkloadSection:
     )
     prompt_tokens: tuple[int, int] = opt(
         (256, 2048), "New tokens of a turn, drawn between", unit="tokens", low=1, high=10**8,
-        read_when=".source!=trace",
+        read_when=(".source!=trace", ".lengths.prompt.law=personas"),
     )  # fmt: skip
     prompt_law: str = opt(
         "uniform", "How they are drawn: fixed: the pair's middle; uniform: between; exponential: "
-        "with the pair's middle as mean, at least 1", choices=LAWS, read_when=".source!=trace",
+        "with the pair's middle as mean, at least 1", choices=LAWS,
+        read_when=(".source!=trace", ".lengths.prompt.law=personas"),
     )  # fmt: skip
     reasoning_tokens: int = opt(
         0, "Tokens that every later turn of an agent adds before its tool result", unit="tokens",
@@ -143,10 +179,14 @@ class WorkloadSection:
     )  # fmt: skip
     output_tokens: tuple[int, int] = opt(
         (128, 128), "Tokens of an answer", unit="tokens", low=1, high=10**7,
-        read_when=".source!=trace",
+        read_when=(".source!=trace", ".lengths.output.law=personas"),
     )  # fmt: skip
     output_law: str = opt(
-        "uniform", "How they are drawn, as prompt_law", choices=LAWS, read_when=".source!=trace"
+        "uniform", "How they are drawn, as prompt_law", choices=LAWS,
+        read_when=(".source!=trace", ".lengths.output.law=personas"),
+    )  # fmt: skip
+    lengths: LengthsSection = field(
+        default_factory=LengthsSection, metadata={"read_when": (".source!=trace",)}
     )
     trace: str | None = opt(
         None, "Trace file of source trace", metavar="PATH", read_when=".source=trace"

@@ -7,11 +7,14 @@ may stay as it is. Whether links are there is for the topology to say.
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from kv_cache.config.lengths import build_lengths
 from kv_cache.config.scenario import (
+    LengthsSection,
     ModelSection,
     Scenario,
     TierSection,
@@ -25,6 +28,7 @@ from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.model import MODELS, ModelShape
 from kv_cache.core.units import GIB, s_to_ns
 from kv_cache.workload.formats.base import MAX_TIME_NS
+from kv_cache.workload.lengths import whole
 
 TIERS = ("dram", "rack_pool", "nvme", "remote")
 _ALLOWED_SCOPES: Mapping[str, tuple[str, ...]] = {
@@ -199,6 +203,13 @@ def _batches(scenario: Scenario) -> Iterator[str]:
 
 def _work(scenario: Scenario) -> Iterator[str]:
     work = scenario.workload
+    try:
+        laws = build_lengths(work.lengths, "workload.lengths")
+    except ConfigError as problem:
+        yield str(problem)
+        return
+    turns = work.turns[1] if laws.turns is None else whole(laws.turns.quantile(1.0))
+    think_s = work.think_s[1] if laws.think_s is None else laws.think_s.quantile(1.0)
     ends = work.source == "trace" and work.requests is None  # how soon, only its file says
     if work.warmup_requests >= work.drawn_requests and not ends:
         yield (
@@ -208,11 +219,10 @@ def _work(scenario: Scenario) -> Iterator[str]:
     if work.source == "trace" and work.trace is None:
         yield "workload.source is trace, but workload.trace is empty; give the path of a trace"
     drawn = work.source in ("sessions", "agents")
-    if drawn and (work.turns[1] - 1) * s_to_ns(work.think_s[1]) > MAX_TIME_NS:
+    if drawn and (turns - 1) * s_to_ns(think_s) > MAX_TIME_NS:
         yield (
-            f"workload.turns up to {work.turns[1]} with workload.think_s up to "
-            f"{work.think_s[1]:g} s take longer than the 292 years (2^63 ns) that virtual time "
-            "has; lower one of them"
+            f"workload.turns up to {turns} with workload.think_s up to {think_s:g} s take longer "
+            "than the 292 years (2^63 ns) that virtual time has; lower one of them"
         )
     if drawn and work.documents and work.context_tokens < work.documents_per_session:
         yield (
@@ -276,7 +286,10 @@ _FACTS: Mapping[str, Fact] = {
         "routers of decode",
     ),
     "several_turns": Fact(
-        lambda scenario: scenario.workload.turns[1] > 1, "sessions of one turn each"
+        lambda scenario: (
+            scenario.workload.turns[1] > 1 or scenario.workload.lengths.turns.law != "personas"
+        ),
+        "sessions of one turn each",
     ),
     "lower_tiers": Fact(
         lambda scenario: bool(lower_tiers(scenario)), "a cluster without a tier below HBM"
@@ -286,7 +299,9 @@ _FACTS: Mapping[str, Fact] = {
         "instances that each have a max_num_seqs of their own",
     ),
 }
-_SCALE = ("rate_per_s", "concurrency", "requests", "warmup_requests")
+PACE = ("rate_per_s", "arrival_process", "arrival_cv", "day_swing", "day_s")
+"""Options of an open loop."""
+_SCALE = (*PACE, "concurrency", "requests", "warmup_requests")
 
 
 def not_asked(source: str) -> tuple[str, ...]:
@@ -301,6 +316,8 @@ def not_asked(source: str) -> tuple[str, ...]:
         if text.startswith(".source") and " or " not in text
         if not holds(condition, scenario, _FACTS)
     ]
+    if source == "trace":
+        others += [f"lengths.{option.path}" for option in describe(LengthsSection)]
     scale = _SCALE if source == "trace" else ()
     return tuple(f"workload.{name}" for name in (*others, *scale))
 
@@ -316,7 +333,8 @@ def not_read(scenario: Scenario, explicit: Collection[str] = ()) -> dict[str, st
 
 
 def _not_read_by(value: object, reader: str) -> str:
-    return f"is {show(value)}, which has no effect with {reader}; leave it out"
+    state = "given" if is_dataclass(value) else show(value)
+    return f"is {state}, which has no effect with {reader}; leave it out"
 
 
 def _reader(scenario: Scenario, why: Condition) -> str:
@@ -356,7 +374,7 @@ def _idle_tier_policies(scenario: Scenario) -> dict[str, str]:
             f"is {tiers.prefetch}, which brings blocks up to the first tier below HBM, but there "
             "are no two below it; give another one a capacity_gib, or use none"
         )
-    elif tiers.prefetch == "next-in-session" and scenario.workload.turns[1] == 1:
+    elif tiers.prefetch == "next-in-session" and not _FACTS["several_turns"].holds(scenario):
         reasons["tiers.prefetch"] = _not_read_by(tiers.prefetch, _FACTS["several_turns"].otherwise)
     return reasons
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.config.scenario import Scenario, WorkloadSection
+from kv_cache.config.scenario_rules import PACE
+from kv_cache.config.schema import show
 from kv_cache.config.yaml_files import shipped
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Lookup
@@ -95,7 +97,7 @@ def unread_by_trace(work: WorkloadSection, explicit: Collection[str]) -> dict[st
     default = WorkloadSection()
     names = [
         name
-        for name in ("rate_per_s", "concurrency", "arrival_scale")
+        for name in (*PACE, "concurrency", "arrival_scale")
         if f"workload.{name}" in explicit or getattr(work, name) != getattr(default, name)
     ]
     if not names:
@@ -103,7 +105,7 @@ def unread_by_trace(work: WorkloadSection, explicit: Collection[str]) -> dict[st
     of = _opened(work, work.trace)
     why = _unread_pace(of, users=work.concurrency > 0)
     return {
-        f"workload.{name}": f"is {getattr(work, name):g}, but {why[name]}"
+        f"workload.{name}": f"is {show(getattr(work, name))}, but {why[name]}"
         for name in names
         if name in why
     }
@@ -122,16 +124,15 @@ def _unread_pace(of: Trace, *, users: bool) -> dict[str, str]:
         why["concurrency"] = f"{rows} do not stand session by session; use " + (
             "workload.arrival_scale" if timed else "workload.rate_per_s"
         )
+    no_pace = ""
     if not grouped and timed:
-        why["rate_per_s"] = (
-            f"{rows} have instants of their own; use workload.arrival_scale for another rate"
-        )
+        no_pace = f"{rows} have instants of their own; use workload.arrival_scale for another rate"
     elif grouped and users:
-        why["rate_per_s"] = (
+        no_pace = (
             f"the sessions of {_name(of)} ({of.format_name}) are those of users, one after the "
             "other (workload.concurrency); leave one of the two out"
         )
-    return why
+    return why | dict.fromkeys(PACE if no_pace else (), no_pace)
 
 
 def _length(work: WorkloadSection, opened: TraceWork) -> str | None:

@@ -19,6 +19,7 @@ from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
 from kv_cache.config.scenario_trace import unread_by_trace
 from kv_cache.config.schema import describe, overlay, show
+from kv_cache.config.unread import value_at
 from kv_cache.config.yaml_files import beside, find_config, read_yaml, shipped_names, yaml_value
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.seed import Seed
@@ -226,7 +227,7 @@ def _left_out(
     if source is None or source == base.workload.source:
         return ()
     foreign = [path for path in not_asked(source) if path not in sets]
-    left = [p for p in foreign if getattr(base.workload, p.partition(".")[2]) != _DEFAULTS[p]]
+    left = [path for path in foreign if value_at(base, path) != _DEFAULTS[path]]
     for key in ("vary", "zip", "variants"):
         if isinstance(extras[key], Mapping):
             extras[key], varied = _without(extras[key], foreign)

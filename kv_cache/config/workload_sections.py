@@ -143,7 +143,8 @@ class LawConfig:
 
     law: str = opt(
         "personas",
-        "personas = as user_templates says; fixed (value), uniform (low, high), lognormal (median, "
+        "personas = as user_templates says, of a scenario as prompt_tokens, output_tokens, think_s "
+        "and turns say; fixed (value), uniform (low, high), lognormal (median, "
         "sigma; low and high cut it off), zipf (exponent, low, high, step: the k-th value has a "
         "share of k^-exponent) or empirical (quantiles, values; straight lines in between)",
         choices=("personas", *LAWS),

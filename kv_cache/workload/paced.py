@@ -6,7 +6,8 @@ counts from its slot: that nobody was free to ask is the system's doing, and a t
 when somebody was would leave out the wait (coordinated omission).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from math import cos, pi, sin
 from typing import Any
 
 from msgspec import Struct
@@ -42,6 +43,44 @@ class Pace(Struct, frozen=True, kw_only=True):
                     yield round(rng.gammavariate(shape, mean_ns / shape))
                 case _:
                     raise AssertionError(f"an unknown arrival process: {self.process}")
+
+
+def over_the_day(gaps_ns: Iterable[int], swing: float, day_s: float) -> Iterator[int]:
+    """Yield the gaps of arrivals whose rate follows the time of day: at the instant t it is
+    1 + `swing` sin(2 pi t / `day_s`) times as high, so that a day has as many arrivals as before.
+
+    Inverts the integrated rate (time change of a point process; Cinlar, Introduction to Stochastic
+    Processes, 1975). `swing` is from 0 to 1.
+    """
+    day_ns = day_s * NS_PER_S
+    steady_ns = moved_ns = 0
+    for gap_ns in gaps_ns:
+        steady_ns += gap_ns
+        days, share = divmod(steady_ns / day_ns, 1)
+        at_ns = max(moved_ns, round((days + _time_of_day(share, swing)) * day_ns))
+        yield at_ns - moved_ns
+        moved_ns = at_ns
+
+
+def _time_of_day(share: float, swing: float) -> float:
+    """Return the part of a day after which `share` of its arrivals have come: x where
+    x + swing (1 - cos 2 pi x) / 2 pi is `share`, by Newton's method between bounds."""
+    low, high = max(0.0, share - swing / pi), share
+    x = high
+    for _ in range(_MOST_STEPS):
+        off = x + swing * (1 - cos(2 * pi * x)) / (2 * pi) - share
+        if abs(off) < _NEAR:
+            break
+        low, high = (low, x) if off > 0 else (x, high)
+        slope = 1 + swing * sin(2 * pi * x)
+        x -= off / slope if slope > _NEAR else 0.0
+        if not low < x < high:
+            x = (low + high) / 2
+    return x
+
+
+_MOST_STEPS = 60
+_NEAR = 1e-13
 
 
 class Paced(SourceWrapper):

@@ -1,28 +1,35 @@
 """Who asks a simulated cluster: the laws of the sources, and what each of them is for."""
 
 import hashlib
+import math
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from random import Random
-from statistics import mean
+from statistics import mean, pstdev
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.config.scenario import ModelSection, Scenario, WorkloadSection
+from kv_cache.config.lengths import build_lengths
+from kv_cache.config.scenario import LengthsSection, ModelSection, Scenario, WorkloadSection
 from kv_cache.config.scenario_trace import open_work
+from kv_cache.config.workload_sections import LawConfig
 from kv_cache.core.errors import TraceError
+from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
 from kv_cache.sim.cluster.sources import build_source
+from kv_cache.sim.cluster.sources.draws import arrival_gaps
+from kv_cache.workload.lengths import ks_distance
+from kv_cache.workload.paced import over_the_day
 from tests.examples import examples
 from tests.traces import real_trace
 
@@ -129,6 +136,12 @@ def walk(size: int = SIZE, **work: Any) -> Walk:
 
 
 PAIRS = st.tuples(st.integers(1, 200), st.integers(1, 200)).map(lambda pair: tuple(sorted(pair)))
+LAWS = LengthsSection(
+    prompt=LawConfig(law="lognormal", median=40.0, sigma=1.0, high=400.0),
+    output=LawConfig(law="zipf", exponent=1.2, low=1, high=60),
+    think_s=LawConfig(law="uniform", low=0.0, high=1.5),
+    turns=LawConfig(law="empirical", quantiles=(0.0, 0.9, 1.0), values=(1.0, 3.0, 9.0)),
+)
 WORK = st.fixed_dictionaries(
     {
         "source": st.sampled_from(["sessions", "agents", "poisson"]),
@@ -148,6 +161,10 @@ WORK = st.fixed_dictionaries(
         "prompt_law": st.sampled_from(["fixed", "uniform", "exponential"]),
         "output_law": st.sampled_from(["fixed", "uniform", "exponential"]),
         "reasoning_tokens": st.integers(0, 30),
+        "arrival_process": st.sampled_from(["poisson", "gamma", "fixed"]),
+        "day_swing": st.sampled_from([0.0, 0.7]),
+        "day_s": st.sampled_from([1.0, 60.0]),
+        "lengths": st.sampled_from([LengthsSection(), LAWS]),
     }
 )
 
@@ -309,6 +326,79 @@ def test_what_has_ended_is_not_kept(work: dict[str, Any]) -> None:
         return found
 
     assert peak(20_000) - peak(10_000) < 10_000 * 2 * 24 * 1.5
+
+
+@pytest.mark.parametrize("source", ["sessions", "poisson"])
+def test_lengths_are_drawn_by_the_laws_that_a_run_has(source: str) -> None:
+    turns = LawConfig(law="fixed", value=3)
+    laws = replace(LAWS, turns=turns) if source == "sessions" else replace(LAWS, turns=LawConfig())
+    walked = walk(
+        source=source, requests=6_000, lengths=laws, rate_per_s=0, system_prompts=0,
+        context_tokens=0,
+    )  # fmt: skip
+    drawn = build_lengths(laws)
+    assert drawn.prompt is not None
+    assert drawn.output is not None
+    asked = sorted(walked.requests, key=lambda request: request.number)
+    prompts = sorted(walked.new_tokens(request) for request in asked)
+    outputs = sorted(request.output_tokens for request in asked)
+    assert ks_distance(drawn.prompt, prompts) < 0.03
+    assert ks_distance(drawn.output, outputs) < 0.03
+    if source == "sessions":
+        assert {len(turns) for turns in walked.sessions().values()} == {3}
+        thinks = [
+            (asked[n].arrival_ns - walked.ends[before.number]) / NS_PER_S
+            for n, (before, _) in walked.followed.items()
+        ]
+        assert drawn.think_s is not None
+        assert ks_distance(drawn.think_s, sorted(thinks)) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("source", "trace"),
+    [("poisson", None), ("sessions", None), ("trace", "kv_cache_sessions_untimed_sample.jsonl")],
+)
+@pytest.mark.parametrize(("process", "cv"), [("fixed", 0.0), ("poisson", 1.0), ("gamma", 3.0)])
+def test_what_begins_is_as_bursty_as_asked(
+    source: str, trace: str | None, process: str, cv: float
+) -> None:
+    of = scenario(
+        source=source, requests=20_000, turns=(1, 1), rate_per_s=20, arrival_process=process,
+        arrival_cv=3.0, trace=None if trace is None else str(SAMPLES / trace),
+    )  # fmt: skip
+    gaps = list(islice(arrival_gaps(of.workload, Seed(3)), 20_000))
+    begun = build_source(of, PrefixChain(), open_work(of)).first()
+    at_ns = [request.arrival_ns for request in begun if not request.turn]
+    assert len(at_ns) > 30
+    source_gaps = arrival_gaps(of.workload, Seed(of.seed).child("cluster", "asks"))
+    assert at_ns == list(accumulate(islice(source_gaps, len(at_ns))))
+    assert mean(gaps) == pytest.approx(NS_PER_S / 20, rel=0.06)
+    assert pstdev(gaps) / mean(gaps) == pytest.approx(cv, abs=0.15)
+
+
+@given(
+    swing=st.floats(0, 1), rate_per_s=st.sampled_from([0.5, 20.0]), day_s=st.floats(1, 1e5),
+)  # fmt: skip
+@examples(40)
+def test_of_each_stretch_of_a_day_as_many_come_as_its_rate_says(
+    swing: float, rate_per_s: float, day_s: float
+) -> None:
+    gap_ns = round(NS_PER_S / rate_per_s)
+    at_ns = list(accumulate(over_the_day([gap_ns] * 2_000, swing, day_s)))
+    assert all(a <= b for a, b in pairwise([0, *at_ns]))
+    for count, at in enumerate(at_ns, 1):
+        t_s = at / NS_PER_S
+        integral = t_s + swing * day_s / (2 * math.pi) * (1 - math.cos(2 * math.pi * t_s / day_s))
+        assert integral * NS_PER_S == pytest.approx(count * gap_ns, rel=1e-9, abs=1e3 + day_s * 100)
+
+
+def test_more_begins_by_day_than_by_night() -> None:
+    walked = walk(
+        source="poisson", requests=20_000, rate_per_s=100, day_swing=0.8, day_s=50, lengths=LAWS
+    )
+    halves = Counter(request.arrival_ns // (25 * NS_PER_S) % 2 for request in walked.requests)
+    by_day = 0.5 + 0.8 / math.pi
+    assert halves[0] / 20_000 == pytest.approx(by_day, abs=0.02)
 
 
 def test_single_requests_come_at_their_rate_and_share_nothing() -> None:

@@ -586,9 +586,44 @@ def test_options_that_a_trace_contradicts_are_refused_together_whatever_their_va
     text = str(refused.value)
     assert "workload.system_prompts is 8, which has no effect with workload.source trace" in text
     assert "workload.turns is" in text
-    assert "workload.rate_per_s is 10, but the rows of" in text
+    assert "workload.rate_per_s is 10.0, but the rows of" in text
     assert "workload.concurrency is 5, but the rows of" in text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        ({"lengths": {"prompt": {"law": "lognormal", "median": 900}}},
+         "workload.lengths.prompt.sigma is missing: law lognormal needs median and sigma"),
+        ({"lengths": {"output": {"law": "fixed", "value": 9}}, "output_tokens": [1, 2]},
+         "workload.output_tokens is [1, 2], which has no effect with workload.lengths.output.law"),
+        ({"lengths": {"turns": {"law": "fixed", "value": 9}}, "source": "poisson"},
+         "workload.lengths.turns is given, which has no effect with workload.source poisson"),
+        ({"arrival_cv": 3.0}, "workload.arrival_cv is 3.0, which has no effect with"),
+        ({"day_s": 60.0}, "workload.day_s is 60.0, which has no effect with workload.day_swing"),
+        ({"arrival_process": "fixed", "rate_per_s": 0}, "no effect with workload.rate_per_s 0"),
+        ({"day_swing": 0.5, "concurrency": 4}, "no effect with workload.concurrency 4"),
+        ({"lengths": {"turns": {"law": "fixed", "value": 1_000_000},
+                      "think_s": {"law": "fixed", "value": 86_400}}}, "longer than the 292 years"),
+    ],
+)  # fmt: skip
+def test_laws_and_arrivals_that_hold_nothing_are_refused(
+    tmp_path: Path, workload: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(tmp_path, {**LEAST, "workload": workload}).check()
+
+
+def test_the_laws_and_the_pace_of_a_scenario_yield_to_a_trace_too(tmp_path: Path) -> None:
+    workload = {"lengths": {"prompt": {"law": "fixed", "value": 9}}, "arrival_process": "fixed"}
+    file = tmp_path / "laws.yaml"
+    file.write_text(yaml.safe_dump({**LEAST, "workload": workload}))
+    found = read_scenarios(file, None, [SAMPLE])
+    found.check()
+    assert {"workload.lengths.prompt.law", "workload.arrival_process"} <= set(found.left_out)
+    with pytest.raises(ConfigError, match=r"day_swing is 0\.5, but the rows of"):
+        read_scenarios(file, None, [SAMPLE, "workload.day_swing=0.5"]).check()
 
 
 def test_a_source_that_is_set_beside_a_trace_is_not_changed() -> None:

@@ -14,11 +14,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from kv_cache.config.lengths import build_lengths
 from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.sources.draws import DrawStream, ZipfDraws, gaps_ns, lengths, spans_ns
+from kv_cache.sim.cluster.sources.draws import (
+    DrawStream,
+    Ints,
+    ZipfDraws,
+    arrival_gaps,
+    span_draw,
+    token_draw,
+)
 
 _BULK = 1 << 14  # draws of one feature that are made at once, about
 
@@ -152,27 +160,39 @@ _Drawn = tuple[int, int, list[int], list[int], list[int], list[int]]
 
 def _drawn(work: WorkloadSection, seed: Seed) -> Iterator[Iterator[_Drawn]]:
     """Draw for many sessions at once. A session has its places in each stream, as many as the
-    longest would need."""
-    most, chunks = work.turns[1], work.documents_per_session
-    count = max(1, _BULK // max(most, chunks))
-    gaps, turns, prompts, outputs, thinks, picks = (
+    longest would need; where the turns have a law, whose longest is rare, as many as it has."""
+    laws = build_lengths(work.lengths)
+    places, chunks = work.turns[1], work.documents_per_session
+    count = max(1, _BULK // max(places, chunks))
+    gaps = arrival_gaps(work, seed)
+    turns, prompts, outputs, thinks, picks = (
         DrawStream(seed.child(name))
-        for name in ("gaps", "turns", "prompts", "outputs", "thinks", "documents")
+        for name in ("turns", "prompts", "outputs", "thinks", "documents")
     )
+    turn = token_draw(laws.turns, "uniform", work.turns)
+    prompt = token_draw(laws.prompt, work.prompt_law, work.prompt_tokens)
+    output = token_draw(laws.output, work.output_law, work.output_tokens)
+    think = span_draw(laws.think_s, work.think_s)
     zipf = ZipfDraws(work.documents, work.zipf_alpha) if work.documents else None
     while True:
+        of_sessions = turn(turns.take(count)).tolist()
+        widths = [places] * count if laws.turns is None else of_sessions
         yield zip(
-            gaps_ns(gaps.take(count), work.rate_per_s).tolist(),
-            lengths(turns.take(count), "uniform", work.turns).tolist(),
-            lengths(prompts.take(count * most), work.prompt_law, work.prompt_tokens)
-            .reshape(count, most)
-            .tolist(),
-            lengths(outputs.take(count * most), work.output_law, work.output_tokens)
-            .reshape(count, most)
-            .tolist(),
-            spans_ns(thinks.take(count * most), work.think_s).reshape(count, most).tolist(),
+            islice(gaps, count),
+            of_sessions,
+            _split(prompt(prompts.take(sum(widths))), widths),
+            _split(output(outputs.take(sum(widths))), widths),
+            _split(think(thinks.take(sum(widths))), widths),
             [[]] * count
             if zipf is None
             else zipf.pick(picks.take(count * chunks)).reshape(count, chunks).tolist(),
             strict=True,
         )
+
+
+def _split(values: Ints, widths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the values of each session."""
+    begin = 0
+    for width in widths:
+        yield values[begin : begin + width].tolist()
+        begin += width

@@ -5,16 +5,26 @@ added, or an answer that comes later, changes no other draw. The bits are PCG64'
 same in every version of numpy; what is made of them is made here.
 """
 
+from collections.abc import Callable, Iterator
+from itertools import repeat
+
 import numpy as np
 import numpy.typing as npt
 
+from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S
+from kv_cache.workload.lengths import Law, whole
+from kv_cache.workload.paced import Pace, over_the_day
 
 _LONGEST_NS = 1 << 62  # of one gap: two of them are more than there is
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Draw = Callable[[Floats], Ints]
+"""Makes values of numbers from 0 to 1."""
+
+_BULK = 1024
 
 
 class DrawStream:
@@ -50,11 +60,44 @@ def spans_ns(shares: Floats, between_s: tuple[float, float]) -> Ints:
 
 
 def gaps_ns(shares: Floats, rate_per_s: float) -> Ints:
-    """Draw the gaps of a Poisson process; a rate of 0 has none."""
-    if not rate_per_s:
-        return np.zeros(len(shares), np.int64)
+    """Draw the gaps of a Poisson process."""
     mean_ns = min(NS_PER_S / rate_per_s, float(_LONGEST_NS))
     return np.rint(np.minimum(-np.log1p(-shares) * mean_ns, _LONGEST_NS)).astype(np.int64)
+
+
+def token_draw(law: Law | None, plain: str, between: tuple[int, int]) -> Draw:
+    """Return what draws tokens or turns: by `law`, or without one by the `plain` law of a pair."""
+    if law is None:
+        return lambda shares: lengths(shares, plain, between)
+    quantile = law.quantile
+    return lambda shares: np.array([whole(quantile(q)) for q in shares.tolist()], np.int64)
+
+
+def span_draw(law: Law | None, between_s: tuple[float, float]) -> Draw:
+    """Return what draws times in ns, of a law in seconds or uniform between two."""
+    if law is None:
+        return lambda shares: spans_ns(shares, between_s)
+    quantile = law.quantile
+    return lambda shares: np.array(
+        [round(quantile(q) * NS_PER_S) for q in shares.tolist()], np.int64
+    )
+
+
+def arrival_gaps(work: WorkloadSection, seed: Seed) -> Iterator[int]:
+    """Yield the gaps between arrivals at `rate_per_s` in ns, without end."""
+    gaps: Iterator[int] = repeat(0)
+    if work.rate_per_s:
+        gaps = _steady_gaps(work, seed)
+    return over_the_day(gaps, work.day_swing, work.day_s) if work.day_swing else gaps
+
+
+def _steady_gaps(work: WorkloadSection, seed: Seed) -> Iterator[int]:
+    if work.arrival_process == "poisson":
+        stream = DrawStream(seed.child("gaps"))
+        while True:
+            yield from gaps_ns(stream.take(_BULK), work.rate_per_s).tolist()
+    pace = Pace(rate=work.rate_per_s, process=work.arrival_process, cv=work.arrival_cv)
+    yield from (min(gap, _LONGEST_NS) for gap in pace.gaps_ns(seed))
 
 
 class ZipfDraws:

@@ -6,10 +6,11 @@ A request has no content here: its leaf is the root, so nothing is looked up and
 from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 
+from kv_cache.config.lengths import build_lengths
 from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.sources.draws import DrawStream, gaps_ns, lengths, spans_ns
+from kv_cache.sim.cluster.sources.draws import DrawStream, arrival_gaps, span_draw, token_draw
 
 _BULK = 4096
 _Row = tuple[int, int, int, int, int]
@@ -49,16 +50,21 @@ class Singles:
     def _drawn(self) -> Iterator[_Row]:
         """Draw for each request: number, gap before it, time to think before it, and lengths."""
         work, seed = self._work, self._seed
-        gaps, thinks, prompts, outputs = (
-            DrawStream(seed.child(name)) for name in ("gaps", "thinks", "prompts", "outputs")
+        laws = build_lengths(work.lengths)
+        think = span_draw(laws.think_s, work.think_s)
+        prompt = token_draw(laws.prompt, work.prompt_law, work.prompt_tokens)
+        output = token_draw(laws.output, work.output_law, work.output_tokens)
+        gaps = repeat(0) if self._closed else arrival_gaps(work, seed)
+        thinks, prompts, outputs = (
+            DrawStream(seed.child(name)) for name in ("thinks", "prompts", "outputs")
         )
         for start in range(0, work.drawn_requests, _BULK):
             count = min(_BULK, work.drawn_requests - start)
             yield from zip(
                 range(start, start + count),
-                repeat(0) if self._closed else gaps_ns(gaps.take(count), work.rate_per_s).tolist(),
-                spans_ns(thinks.take(count), work.think_s).tolist() if self._closed else repeat(0),
-                lengths(prompts.take(count), work.prompt_law, work.prompt_tokens).tolist(),
-                lengths(outputs.take(count), work.output_law, work.output_tokens).tolist(),
+                islice(gaps, count),
+                think(thinks.take(count)).tolist() if self._closed else repeat(0),
+                prompt(prompts.take(count)).tolist(),
+                output(outputs.take(count)).tolist(),
                 strict=False,
             )

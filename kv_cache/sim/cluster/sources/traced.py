@@ -7,13 +7,13 @@ a grouped format begin as drawn ones do, and go on as they are answered.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 
 from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.sources.content import Content
-from kv_cache.sim.cluster.sources.draws import DrawStream, gaps_ns
+from kv_cache.sim.cluster.sources.draws import arrival_gaps
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.replay import (
     AwaitedAnswers,
@@ -26,8 +26,6 @@ from kv_cache.workload.replay import (
 )
 from kv_cache.workload.row_requests import Continuations
 from kv_cache.workload.sessions import PlannedRow, RowSession, rows_before
-
-_BULK = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +50,7 @@ class TracedRows:
         self._rows = islice(rows, work.requests)
         self._content = content
         self._scale = TimeScale(arrival_scale=work.arrival_scale)
-        self._arrivals = None if timed else arrivals(work.rate_per_s, seed)
+        self._arrivals = None if timed else arrivals(work, seed)
         self._courses = Continuations()
         self._links: AwaitedAnswers[_Entry] = AwaitedAnswers()
         self._in_flight: dict[int, _Entry] = {}
@@ -103,7 +101,7 @@ class TracedSessions:
     ) -> None:
         self._sessions = groupby(islice(rows, work.requests), key=lambda row: row.session)
         self._users = work.concurrency
-        self._arrivals = arrivals(work.rate_per_s, seed)
+        self._arrivals = arrivals(work, seed)
         self._content = content
         self._courses = Continuations()
         self._read = 0
@@ -163,11 +161,6 @@ class TracedSessions:
         return self._content.of(request.row, request.ordinal, at_ns, goes_on=request.goes_on)
 
 
-def arrivals(rate_per_s: float, seed: Seed) -> Iterator[int]:
-    """Yield the instants of a Poisson process, without end."""
-    stream = DrawStream(seed.child("gaps"))
-    at_ns = 0
-    while True:
-        for gap in gaps_ns(stream.take(_BULK), rate_per_s).tolist():
-            at_ns += gap
-            yield at_ns
+def arrivals(work: WorkloadSection, seed: Seed) -> Iterator[int]:
+    """Yield the instants at which what has none of its own begins, without end."""
+    return accumulate(arrival_gaps(work, seed))
