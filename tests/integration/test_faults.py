@@ -466,7 +466,9 @@ def test_a_device_that_fails_for_a_while_is_told_and_the_run_goes_on(
         assert {reason for _, reason in told.reasons} <= {"io-error", MISMATCH}
         assert "io-error" in {reason for _, reason in told.reasons}
         wrong = {"V22": "invalid"} if told.watch.wrong else {}
-        names(told.own, V12="invalid", **wrong, **THROTTLED_RULES)
+        # Mapped pages that the broken device has not taken cannot be dropped before a load.
+        also = ["V1"] if engine == "mmap" else []
+        names(told.own, also=also, V12="invalid", **wrong, **THROTTLED_RULES)
         assert clean(faults.path)
 
 
