@@ -35,8 +35,9 @@ def names(own: Any, *, also: Sequence[str] = (), **wanted: str) -> None:
     found, reasons = named(own), own["passport"]["reasons"]
     compared = {n: found[n] for n in found.keys() - (BY_CHANCE.union(also) - wanted.keys())}
     assert compared == wanted, reasons
-    if "V22" not in {*wanted, *also}:
-        assert own["passport"]["evidence"]["verification"]["errors"] == 0
+    evidence = own["passport"].get("evidence")  # of several runs: each has its own
+    if evidence is not None and "V22" not in {*wanted, *also}:
+        assert evidence["verification"]["errors"] == 0
     statuses = set(found.values())
     gravest = next((word for word in ("invalid", "suspect") if word in statuses), "valid")
     assert own["passport"]["verdict"] == gravest
