@@ -361,14 +361,25 @@ def _patterns_document(
 
 def _sequences(name: str, seed: int, options: LabOptions) -> Iterator[Drawn]:
     """Draw a pattern with each seed. Raises ConfigError."""
-    pattern = PATTERNS[name]
-    pages = options.pages or pattern.pages
-    if pages < pattern.least:
-        raise ConfigError(f"--pages is {pages}; {name} has {pattern.least} or more")
     for number in range(options.seeds):
-        drawn_by = Seed(seed).child("lab", name, number)
-        accesses = drawn(
-            pattern, drawn_by, pages=pages, length=options.length or pattern.length,
+        yield draw_pattern(
+            name, seed, number, pages=options.pages, length=options.length,
             nbytes=round(options.block_kib * KIB), spread=options.size_spread,
         )  # fmt: skip
-        yield Drawn(seed=drawn_by, accesses=accesses)
+
+
+def draw_pattern(
+    name: str, seed: int, number: int, *, pages: int | None, length: int | None, nbytes: int,
+    spread: float = 0.0,
+) -> Drawn:  # fmt: skip
+    """Draw a pattern with the seed of this number. Raises ConfigError."""
+    pattern = PATTERNS[name]
+    pages = pages or pattern.pages
+    if pages < pattern.least:
+        raise ConfigError(f"--pages is {pages}; {name} has {pattern.least} or more")
+    drawn_by = Seed(seed).child("lab", name, number)
+    accesses = drawn(
+        pattern, drawn_by, pages=pages, length=length or pattern.length, nbytes=nbytes,
+        spread=spread,
+    )  # fmt: skip
+    return Drawn(seed=drawn_by, accesses=accesses)

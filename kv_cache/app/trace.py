@@ -6,17 +6,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kv_cache.app.trace_source import RequestStream, SourceOptions, TraceSource, same_file
+from kv_cache.app.lab import draw_pattern
+from kv_cache.app.trace_source import SEED, RequestStream, SourceOptions, TraceSource, same_file
 from kv_cache.bench.path_checks import check_output_file
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.config.root import Config
 from kv_cache.config.schema import opt
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import ConfigError, PlaceError, did_you_mean
 from kv_cache.core.text import as_json
+from kv_cache.core.units import NS_PER_S
 from kv_cache.files.fitted_users import CHOICES, Samples, fit_text
 from kv_cache.files.records import packing, require_own_name
 from kv_cache.files.result import Result
 from kv_cache.files.writing import cannot_write, open_atomically, write_output
+from kv_cache.lab.patterns import PATTERNS
 from kv_cache.result.metrics import Json
 from kv_cache.result.trace import stats_document
 from kv_cache.view.picture.plot import (
@@ -29,12 +32,16 @@ from kv_cache.view.picture.plot import (
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import RowError
 from kv_cache.workload.formats.canonical import Header, header_line, read_header, row_line
+from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.surveying import Survey
 from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.stats import Sessions, Stream
 
 _STEP = 1024  # requests between two updates of the bar
 _WRITE_BYTES = 1 << 20
+_PAGE_TOKENS = 16
+"""A page at a usual model's 128 KiB a token is the 2 MiB of lab. Prompts have a token more: who
+computes the answer of a prompt whose blocks are all there computes its last token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +73,25 @@ class TraceConvertOptions:
         "-", "File for the trace", flag="--output", short="-o", metavar="PATH", required=True
     )
     to: str = opt("kv-cache", "Format to write", choices=("kv-cache",), flag="--to")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracePatternOptions:
+    """Which pattern is drawn, with how many pages and accesses, and where the trace goes."""
+
+    pattern: str | None = opt(None, f"One of {', '.join(PATTERNS)}", flag="NAME", metavar="NAME")
+    output: str = opt(
+        "-", "File for the trace", flag="--output", short="-o", metavar="PATH", required=True
+    )
+    pages: int | None = opt(
+        None, "Pages; if not given, the pattern's own", low=1, high=10_000_000, flag="--pages",
+        metavar="N",
+    )  # fmt: skip
+    length: int | None = opt(
+        None, "Accesses; if not given, the pattern's own", low=1, high=10_000_000,
+        flag="--length", metavar="N",
+    )  # fmt: skip
+    seed: int = opt(SEED, "Seed of what is drawn", low=0, flag="--seed", metavar="N")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +147,33 @@ def convert_trace(
     if any(same_file(target, path) for path in trace.files):
         raise PlaceError(f"--output {target} is the trace itself; name another file")
     return _write_converted(target, trace, survey, progress)
+
+
+def write_pattern(options: TracePatternOptions) -> int:
+    """Write the accesses that `lab --pattern NAME --seeds 1` replays as a trace: a request of one
+    block each second. Return their number. Raises UsageError."""
+    name, target = options.pattern, Path(options.output)
+    if name is None:
+        raise ConfigError(f"NAME of a pattern is missing; give one of {', '.join(PATTERNS)}")
+    if name not in PATTERNS:
+        raise ConfigError(f"{name!r} is not a pattern.{did_you_mean(name, PATTERNS)}")
+    require_own_name(target, "--output", _is_own_trace)
+    drawn = draw_pattern(
+        name, options.seed, 0, pages=options.pages, length=options.length, nbytes=1
+    )
+    header = Header(
+        grouped=False, timed=True, block_tokens=_PAGE_TOKENS,
+        source=f"pattern {name}, seed {options.seed}",
+    )  # fmt: skip
+    with _packed_file(target) as write:
+        write(header_line(header))
+        for place, page in enumerate(drawn.accesses.blocks.tolist()):
+            row = TraceRow(
+                line=0, at_ns=place * NS_PER_S, prompt_tokens=_PAGE_TOKENS + 1, output_tokens=1,
+                hash_ids=(page,), block_tokens=_PAGE_TOKENS,
+            )  # fmt: skip
+            write(row_line(row, header))
+    return drawn.accesses.lookups
 
 
 def fit_users(options: TraceFitOptions, source: TraceSource, *, progress: Progress = SILENT) -> str:

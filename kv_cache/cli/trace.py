@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from kv_cache.app.trace import (
     TraceConvertOptions,
     TraceFitOptions,
+    TracePatternOptions,
     TracePlotOptions,
     TraceStatsOptions,
     convert_trace,
     fit_users,
     plot_trace,
     trace_stats,
+    write_pattern,
 )
 from kv_cache.app.trace_source import SourceOptions, TraceSource, source_of
 from kv_cache.cli.command import Command, dispatch
@@ -31,6 +33,7 @@ _ABOUT = """\
       trace plot PATH | --users   the same as a page of pictures
       trace convert PATH -o FILE  a trace of any format as our own JSON lines
       trace fit PATH              a configuration of synthetic users who ask as the trace does
+      trace pattern NAME -o FILE  a synthetic pattern of lab as a trace, for run, sim and lab
 
 """
 _EPILOG = """\
@@ -70,6 +73,16 @@ FIT = Command(
     Write a configuration for synthetic users whose requests are as long, as many and as bursty as
     those of the trace, and whose sessions have as many turns. Comments say how well each law fits
     (Kolmogorov-Smirnov distance) and what no law carries over.
+    """,
+)  # fmt: skip
+
+
+PATTERN = Command(
+    name="trace pattern", options=TracePatternOptions, epilog="exit code: 0 done, 2 bad input\n",
+    about="""\
+    Write a synthetic pattern of lab as our own JSON lines (kv-cache-trace/1): one page an access,
+    as a request for one block of 16 tokens, one access a second. They are those of
+    lab --pattern NAME --seeds 1.
     """,
 )  # fmt: skip
 
@@ -116,6 +129,13 @@ def _fit(argv: Sequence[str]) -> int:
     return Exit.DONE
 
 
+def _pattern(argv: Sequence[str]) -> int:
+    options = PATTERN.parse(argv)
+    rows = write_pattern(options)
+    print_plain(f"trace  {options.output} ({rows:,} rows)")
+    return Exit.DONE
+
+
 def _source(options: SourceOptions, invocation: Invocation) -> tuple[TraceSource, TerminalProgress]:
     begin_logging(invocation.log_level)
     log_environment(invocation.environment.values())
@@ -125,4 +145,7 @@ def _source(options: SourceOptions, invocation: Invocation) -> tuple[TraceSource
     return source, TerminalProgress(source.config.output.progress)
 
 
-SUBCOMMANDS = {"stats": _stats, "plot": _plot, "convert": _convert, "fit": _fit}
+SUBCOMMANDS = {
+    "stats": _stats, "plot": _plot, "convert": _convert, "fit": _fit,
+    "pattern": _pattern,
+}  # fmt: skip

@@ -497,3 +497,64 @@ def test_a_signal_that_came_before_the_work_began_ends_it_as_well() -> None:
         signal.raise_signal(signal.SIGINT)
         assert unless_stopped(caught, lambda: pytest.fail("it began all the same")) is None
         assert caught.exit_code == 130
+
+
+# --- a pattern as a trace --------------------------------------------------------------------
+
+
+def hits_by_policy(capsys: pytest.CaptureFixture[str], *words: str) -> list[tuple[str, Any]]:
+    """Print a study, and return the name and the counts of each row but the random one's."""
+    assert main(["lab", *words, "--capacities", "10%,25%", "--json"]) == 0
+    (case,) = json.loads(capsys.readouterr().out)["kv_cache"]["cases"]
+    entries = [each for column in case["tables"][0]["columns"] for each in column["entries"]]
+    return [
+        (each["policy"], each["blocks"]["hits"]) for each in entries if each["policy"] != "random"
+    ]
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_and_its_trace_are_the_same_study(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["trace", "pattern", name, "-o", "pattern.jsonl", "--seed", "5"]) == 0
+    capsys.readouterr()
+    drawn = hits_by_policy(capsys, "--pattern", name, "--seeds", "1", "--seed", "5")
+    assert hits_by_policy(capsys, "pattern.jsonl", "--seed", "5") == drawn
+
+
+@pytest.mark.parametrize("policy", ["lru", "heavy-hitter", "mq"])
+def test_a_run_of_a_pattern_hits_as_often_as_the_lab(
+    here: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    """13 blocks of 2 MiB, one request at a time."""
+    assert main(["trace", "pattern", "rag_burst", "-o", "rag.jsonl"]) == 0
+    capsys.readouterr()
+    assert (
+        main(["lab", "rag.jsonl", "--policies", policy, "--capacities", "13blocks", "--json"]) == 0
+    )
+    (case,) = json.loads(capsys.readouterr().out)["kv_cache"]["cases"]
+    (entry,) = [e for e in case["tables"][0]["columns"][0]["entries"] if e["policy"] == policy]
+    run = (
+        "run --virtual-time --semantics serving --trace rag.jsonl --duration 330 --replay-cycles 1 "
+        "--gpu-mem-gb 0 --cpu-mem-gb 0 --storage-capacity-gb 0.025390625 --output run.json "
+        "--eviction"
+    )
+    main([*run.split(), policy])
+    reuse = json.loads(Path("run.json").read_text())["kv_cache"]["reuse"]
+    assert reuse["hits"] == entry["blocks"]["hits"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("rag_bust -o x.jsonl", "'rag_bust' is not a pattern. Did you mean 'rag_burst'?"),
+        ("-o x.jsonl", "NAME of a pattern is missing; give one of chat_continuation"),
+        ("rag_burst -o x.jsonl --pages 21", "--pages is 21; rag_burst has 22 or more"),
+    ],
+)
+def test_a_pattern_that_cannot_be_written_is_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    assert main(["trace", "pattern", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("x.jsonl").exists()
