@@ -188,6 +188,10 @@ class WorkloadSection:
     lengths: LengthsSection = field(
         default_factory=LengthsSection, metadata={"read_when": (".source!=trace",)}
     )
+    fitted: str | None = opt(
+        None, "Configuration that trace fit wrote, whose arrivals and lengths stand in place of "
+        "those of this section", metavar="PATH", read_when=".source!=trace",
+    )  # fmt: skip
     trace: str | None = opt(
         None, "Trace file of source trace", metavar="PATH", read_when=".source=trace"
     )

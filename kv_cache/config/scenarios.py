@@ -16,6 +16,7 @@ from typing import Any
 
 from kv_cache.config.axes import Axis, axes_of, count_of, nested, table_of, word
 from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_fitted import fitted_options
 from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
 from kv_cache.config.scenario_trace import unread_by_trace
 from kv_cache.config.schema import describe, overlay, show
@@ -165,7 +166,7 @@ def scenario_names() -> tuple[str, ...]:
     return shipped_names("configs", _FOLDER)
 
 
-def overlaid(scenario: Scenario, values: Mapping[str, Any], where: str) -> Scenario:
+def overlaid(scenario: Scenario, values: Mapping[str, object], where: str) -> Scenario:
     """`scenario` with options by dotted path put over it. Raises ConfigError."""
     return overlay(scenario, nested(values), where)
 
@@ -179,11 +180,10 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
     rules."""
     source, tree = _tree(path)
     extras = {key: tree.get(key) for key in _KEYS}
-    base = overlay(Scenario(), {k: v for k, v in tree.items() if k not in _KEYS}, source)
+    base = _base({k: v for k, v in tree.items() if k not in _KEYS}, source)
     settings = _by_trace([_setting(text, base, extras) for text in sets])
     scale = _preset(extras["presets"], preset, base, source, extras)
-    left = _left_out(base, extras, scale, dict(settings))
-    base = overlaid(base, {path: _DEFAULTS[path] for path in left}, source)
+    base, left = _yielded(base, extras, scale, dict(settings), source)
     changed = {**scale, **dict(settings)}
     for name in ("vary", "zip"):
         extras[name] = _changed(extras[name], changed, name, source)
@@ -217,20 +217,63 @@ def _by_trace(settings: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [*settings, ("workload.source", "trace")] if implied else list(settings)
 
 
-def _left_out(
-    base: Scenario, extras: dict[str, Any], scale: dict[str, Any], sets: Mapping[str, Any]
+def _base(sections: Mapping[str, object], source: str) -> Scenario:
+    """Return the scenario of a file; what it says itself lies over the file of `trace fit` that it
+    names."""
+    base = overlay(Scenario(), sections, source)
+    if base.workload.fitted is None:
+        return base
+    options = fitted_options(Path(base.workload.fitted), base.workload)
+    return overlay(overlaid(Scenario(), options, source), sections, source)
+
+
+def _yielded(
+    base: Scenario,
+    extras: dict[str, Any],
+    scale: dict[str, Any],
+    sets: Mapping[str, str],
+    where: str,
+) -> tuple[Scenario, tuple[str, ...]]:
+    """Return the scenario as another workload that is set leaves it (another source, or a file of
+    `trace fit`), and the options of the file that yield to it: they are taken out of what varies
+    and of the preset too. What is set itself stays, to be refused or read. A preset that is asked
+    for says how many requests are asked."""
+    source, fitted = sets.get("workload.source"), sets.get("workload.fitted")
+    foreign: dict[str, object] = {}
+    if source is not None and source != base.workload.source:
+        foreign = {path: _DEFAULTS[path] for path in not_asked(source)}
+    if fitted is not None and source != "trace":
+        foreign |= fitted_options(Path(fitted), base.workload)
+        new = overlaid(base, foreign, where)
+        new = new if source is None else overlaid(new, {"workload.source": source}, where)
+        foreign |= _defaults_below([path for path in not_read(new) if path.startswith("workload.")])
+    foreign = {path: value for path, value in foreign.items() if path not in sets}
+    left = _taken_out(base, foreign, extras, scale)
+    return overlaid(base, foreign, where), left
+
+
+def _defaults_below(paths: Sequence[str]) -> dict[str, object]:
+    """Return the defaults of options, and of all options of sections."""
+    return {
+        option: default
+        for option, default in _DEFAULTS.items()
+        if any(f"{option}.".startswith(f"{path}.") for path in paths)
+    }
+
+
+def _taken_out(
+    base: Scenario, foreign: dict[str, object], extras: dict[str, Any], scale: dict[str, Any]
 ) -> tuple[str, ...]:
-    """What of the file belongs to its own source, where another one is set: such options are taken
-    out of what varies and of the preset; the answer names them. What is set itself stays, to be
-    refused or read. A preset that is asked for says how many rows of a trace are taken."""
-    source = sets.get("workload.source")
-    if source is None or source == base.workload.source:
-        return ()
-    foreign = [path for path in not_asked(source) if path not in sets]
-    left = [path for path in foreign if value_at(base, path) != _DEFAULTS[path]]
+    """Take options, which get new values, out of what varies and of the preset; return those that
+    the file gives otherwise."""
+    left = [
+        path
+        for path, value in foreign.items()
+        if value_at(base, path) not in (_DEFAULTS[path], value)
+    ]
     for key in ("vary", "zip", "variants"):
         if isinstance(extras[key], Mapping):
-            extras[key], varied = _without(extras[key], foreign)
+            extras[key], varied = _without(extras[key], list(foreign))
             left += varied
     for path in set(foreign) - {"workload.requests"}:
         scale.pop(path, None)

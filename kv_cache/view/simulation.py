@@ -126,9 +126,8 @@ def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
     if facts.hardware:
         yield "hardware", "; ".join(map(_hardware_text, facts.hardware)) + "; the rest is assumed"
     if facts.left_out:
-        source = facts.config.get("workload", {}).get("source")
         names = ", ".join(facts.left_out)
-        yield "left out", f"of the scenario, as source {source} does not read it: {names}"
+        yield "left out", f"of the scenario, {_why_left_out(facts)}: {names}"
     ended = "" if facts.interrupted is None else f", ended by {facts.interrupted}"
     yield "runs", f"{facts.finished} of {facts.runs} ended{ended}"
     hits = facts.verdict.measures.get(HIT_RATIO.path)
@@ -139,6 +138,13 @@ def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
     ):
         yield "hits", hits.message
     yield "command", " ".join(facts.argv)
+
+
+def _why_left_out(facts: SimFacts) -> str:
+    work = facts.config.get("workload", {})
+    if work.get("fitted"):
+        return f"as {PurePath(work['fitted']).name} stands in its place"
+    return f"as source {work.get('source')} does not read it"
 
 
 def _hardware_text(used: HardwareUsed) -> str:
