@@ -205,6 +205,7 @@ class _Runs:
         self._seeds: list[int] = []
         self._ended = self._events = 0
         self._log = _event_log(study, files.get("events"), stack)
+        self._names_requests = "events" in files
         title = study.base.name
         self._series = _columns_file(files, "series", title, stack)
         self._instances = _columns_file(files, "per-instance", title, stack, numbered="instance")
@@ -289,12 +290,13 @@ class _Runs:
             if self._caught.came:
                 raise _RunStoppedError
 
-        source = build_source(scenario, chain, self._inputs.work(scenario))
+        ids: dict[int, str] | None = {} if self._names_requests else None
+        log = None if self._log is None else self._log.begin(self._ended + 1, ids)
+        source = build_source(scenario, chain, self._inputs.work(scenario), ids)
         profiled, profiles = self._inputs.machine(scenario)
         outcome = simulate(
             profiled, source, chain,
-            on_event=None if self._log is None else self._log.begin(self._ended + 1),
-            progress=progress, profiles=profiles,
+            on_event=log, progress=progress, profiles=profiles,
         )  # fmt: skip
         self._done = before + self._inputs.requests(scenario)
         self._bar.to(self._done)

@@ -1,11 +1,13 @@
 """The event log of simulations as JSON lines, and its only cost: well under 1 us an event.
 
 A line is {"at_ms", "event", "request", "instance"}; where several runs are in one file, "run" is
-first. Events are kept in one flat list and formatted many at a time, with one `%`. Kinds are our
-own words and need no escaping. The file is never longer than what `begin` and the events since have
-made it, and `rewind` takes back what a run wrote that did not end.
+first, and where a trace has ids of its own, "id" stands behind the request. Events are kept in one
+flat list and formatted many at a time, with one `%`. Kinds are our own words and need no escaping.
+The file is never longer than what `begin` and the events since have made it, and `rewind` takes
+back what a run wrote that did not end.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import BinaryIO
@@ -19,6 +21,8 @@ LINES = ('{"at_ms":', '{"run":')
 
 _TOGETHER = 1024  # more cost a quarter more: they no longer fit into the processor's cache
 _LINE = '"at_ms":%d.%06d,"event":"%s","request":%d,"instance":%d}\n'
+_LINE_WITH_ID = '"at_ms":%d.%06d,"event":"%s","request":%s,"instance":%d}\n'
+_ENDS = ("finish", "reject", "abort")
 _NS_PER_MS = 1_000_000
 
 
@@ -31,13 +35,19 @@ class EventLog:
         self._flat: list[int | str] = []
         self._line = ""
         self._lines = ""
+        self._line_with_id = ""
+        self._ids: dict[int, str] = {}
         self._kept = 0
         self.kinds: Counter[str] = Counter()
 
-    def begin(self, run: int) -> OnEvent:
-        """Return the function that a run calls for each of its events. The run before has ended."""
+    def begin(self, run: int, ids: dict[int, str] | None = None) -> OnEvent:
+        """Return the function that a run calls for each of its events. The run before has ended.
+        `ids`: what a trace calls its requests, by number, before their first event; the log takes
+        out those of requests that have ended."""
         assert not self._flat, "the run before was neither ended nor taken back"
-        self._line = f'{{"run":{run},{_LINE}' if self._several else f"{{{_LINE}"
+        begin = f'{{"run":{run},' if self._several else "{"
+        self._line, self._line_with_id = f"{begin}{_LINE}", f"{begin}{_LINE_WITH_ID}"
+        self._ids = {} if ids is None else ids
         self._lines = self._line * _TOGETHER
         self._keep()
         self.kinds = Counter()
@@ -75,11 +85,21 @@ class EventLog:
                 self._file.write(self._formatted(flat))
             flat.clear()
 
+    def _with_id(self, number: int | str) -> str:
+        name = self._ids.get(int(number))
+        return f"{number}" if name is None else f'{number},"id":{json.dumps(name)}'
+
     def _formatted(self, flat: list[int | str]) -> bytes:
         count = len(flat) // 4
         whole, part = np.divmod(np.array(flat[0::4], np.int64), _NS_PER_MS)
         fields: list[int | str] = [0] * (5 * count)
         fields[0::5], fields[1::5] = whole.tolist(), part.tolist()
         fields[2::5], fields[3::5], fields[4::5] = flat[1::4], flat[2::4], flat[3::4]
+        if self._ids:
+            fields[3::5] = [self._with_id(number) for number in flat[2::4]]
+            for kind, number in zip(flat[1::4], flat[2::4], strict=True):
+                if kind in _ENDS:
+                    self._ids.pop(int(number), None)
+            return (self._line_with_id * count % tuple(fields)).encode()
         lines = self._lines if count == _TOGETHER else self._line * count
         return (lines % tuple(fields)).encode()

@@ -445,6 +445,21 @@ def test_a_trace_is_asked_whole_unless_a_limit_is_set_and_the_limit_is_said(
     assert "left out  of the scenario" in out
 
 
+@pytest.mark.parametrize(
+    ("sample", "has_ids"),
+    [("five_columns_sample.txt", True), ("splitwise_sample.csv", True),
+     ("requests_sample.csv", True), ("azure_sample.csv", False)],
+)  # fmt: skip
+def test_the_event_log_calls_requests_as_their_trace_does(
+    sample: str, has_ids: bool, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sim(capsys, *of_trace(Path("datasets", sample)), "--events", "log.jsonl")
+    lines = list(map(json.loads, (here / "log.jsonl").read_text().splitlines()))
+    assert len(lines) > 1000
+    # The samples count their rows from 0.
+    assert all(line.get("id") == (str(line["request"]) if has_ids else None) for line in lines)
+
+
 def test_failed_rows_of_a_trace_are_counted_in_what_a_simulation_says(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

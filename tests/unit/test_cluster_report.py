@@ -456,6 +456,23 @@ def test_what_a_run_wrote_that_did_not_end_is_taken_back() -> None:
     ]
 
 
+def test_a_request_is_called_as_its_trace_calls_it_until_it_has_ended() -> None:
+    file = io.BytesIO()
+    log = EventLog(file, several=True)
+    ids = {0: 'a "b"\n', 2: "7"}
+    on_event = log.begin(3, ids)
+    for event in ((5, "arrival", 0, -1), (6, "arrival", 1, -1), (7, "finish", 0, 4),
+                  (8, "reject", 1, -1), (9, "decode", 2, 4)):  # fmt: skip
+        on_event(*event)
+    log.end()
+    named = [(line["request"], line.get("id")) for line in lines_of(file)]
+    assert named == [(0, 'a "b"\n'), (1, None), (0, 'a "b"\n'), (1, None), (2, "7")]
+    assert ids == {2: "7"}
+    assert lines_of(file)[2] == {
+        "run": 3, "at_ms": 7e-6, "event": "finish", "request": 0, "id": 'a "b"\n', "instance": 4,
+    }  # fmt: skip
+
+
 def test_without_a_file_events_are_counted_alone() -> None:
     log = EventLog(None, several=False)
     on_event = log.begin(1)

@@ -20,6 +20,7 @@ be absent (`FIELDS`):
     adds      true: `prompt` is only what this row adds to its session's history
     nbytes    size of the one object of an I/O trace's row       reads   true: it was read
     request   a whole request, as it was asked (`encode_request`)
+    id        what the trace's own file called the row, if no row waits for it by that
 
 `trace convert` and `run --record` write it; see `header_line` and `row_line`. A row that is read
 and written again is the same row, but for its line number. There is one format of the table for
@@ -345,6 +346,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[str, Any], Any]]] = MappingProxyType(
         "nbytes": ("nbytes", _nbytes),
         "reads": ("reads", flag),
         "request": ("request", lambda name, value: decode_request(value)),
+        "id": ("request_id", text),
     }
 )
 """A field of a row's line -> its name in `TraceRow`, and its check."""

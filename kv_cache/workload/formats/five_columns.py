@@ -1,7 +1,7 @@
 """A request a line in five columns: `id arrival_ms prompt_tokens gen_tokens streaming`.
 
 The columns are separated by spaces or tabs; lines that begin with `#`, such as a header, are passed
-over. `streaming` is 0 or 1 and, like the id, not read: nothing is reused and nothing waits. Source:
+over. `streaming` is 0 or 1 and not read: nothing is reused and nothing waits. Source:
 the trace reader of a public cluster simulator in C++.
 """
 
@@ -11,7 +11,7 @@ from functools import partial
 from kv_cache.workload.formats.base import RowError, TimeUnit
 from kv_cache.workload.formats.line_formats import AROUND, BareTimes, Line, LineFormat, LineReader
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.values import misfit, time_of_unit_ns, tokens
+from kv_cache.workload.formats.values import identifier, misfit, time_of_unit_ns, tokens
 
 _COMMENT = "#"
 
@@ -42,7 +42,7 @@ def _row(unit: TimeUnit, text: str) -> Line:
     fields = text.split()
     if len(fields) != 5:
         raise misfit("ID ARRIVAL PROMPT GENERATED STREAMING", text)
-    _, time, prompt, output, streaming = fields
+    name, time, prompt, output, streaming = fields
     if streaming not in ("0", "1"):
         raise misfit("0 or 1", streaming, "streaming")
     return (
@@ -51,5 +51,6 @@ def _row(unit: TimeUnit, text: str) -> Line:
             time_of_unit_ns("arrival", time, unit),
             tokens("prompt", prompt, 1),
             tokens("generated", output, 0),
+            request_id=identifier("id", name),
         ),
     )

@@ -2,11 +2,11 @@
 
 A CSV with a header that names an arrival, prompt tokens and output tokens in one of the ways that
 serving tools do (`arrived_at`, `num_prefill_tokens`, `prompt_len`, ...), upper and lower case and
-what is between the words aside. A session and a model are read where they are there; a session's
-prompt is the whole of it, history included. An arrival is a number, or a date and time of day as
-Azure's are. `requests` counts seconds; `requests-ms` is for a column whose name says ms, and for
-Mooncake's names without hash ids. A table that is of a format of its own is not taken for one of
-these.
+what is between the words aside. A session, a model and an id are read where they are there; a
+session's prompt is the whole of it, history included. An arrival is a number, or a date and time of
+day as Azure's are. `requests` counts seconds; `requests-ms` is for a column whose name says ms, and
+for Mooncake's names without hash ids. A table that is of a format of its own is not taken for one
+of these.
 
 Hash ids are refused: how many tokens one stands for, their name does not say.
 """
@@ -45,6 +45,7 @@ _WORDS = {
     "responselength responsetokens tokensize",
     "session": "conversation conversationid session sessionid threadid",
     "model": "model modelname",
+    "id": "id request requestid",
     "hash ids": "blockhashes blockids hashes hashids",
 }
 NAMES: Mapping[str, frozenset[str]] = {
@@ -97,11 +98,12 @@ class RequestTable(BareTimes, LineFormat):
                 f"--trace-time-unit {unit}"
             )
         wanted = [columns[role] for role in _NEEDED]
-        return picked_cells(
-            header, wanted, [columns.get(role, _NO_COLUMN) for role in ("session", "model")]
-        )
+        others = [columns.get(role, _NO_COLUMN) for role in ("session", "model", "id")]
+        return picked_cells(header, wanted, others)
 
-    def _row(self, arrival: str, prompt: str, output: str, session: str, model: str) -> Line:
+    def _row(
+        self, arrival: str, prompt: str, output: str, session: str, model: str, name: str
+    ) -> Line:
         at_ns = (
             instant_ns(arrival, "arrival")
             if ":" in arrival
@@ -115,6 +117,7 @@ class RequestTable(BareTimes, LineFormat):
                 tokens("output tokens", output, 0),
                 session=text("session", session.strip()) or None,
                 model=text("model", model.strip()) or None,
+                request_id=text("id", name.strip()) or None,
             ),
         )
 

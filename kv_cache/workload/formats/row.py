@@ -22,7 +22,7 @@ class TraceRow(NamedTuple):
 
     `nbytes` is the size of the one object that a row of an I/O trace moves, `reads` whether it
     was read; such a row has one hash id. `request` is that of a recorded run, to be sent again as
-    it is.
+    it is. `request_id` is what the file calls the row where no other row names it: for logs.
     """
 
     line: int
@@ -41,6 +41,7 @@ class TraceRow(NamedTuple):
     nbytes: int = 0
     reads: bool = False
     request: Request | None = None
+    request_id: str | None = None
 
     def placed(self, line: int, at_ns: int) -> "TraceRow":
         """Return the row as that of `line`, at `at_ns`."""

@@ -27,6 +27,9 @@ from kv_cache.workload.replay import (
 from kv_cache.workload.row_requests import Continuations
 from kv_cache.workload.sessions import PlannedRow, RowSession, rows_before
 
+RequestIds = dict[int, str]
+"""What the trace calls a request, by its number, from when it is asked on."""
+
 
 @dataclass(slots=True, eq=False)
 class _Entry(Waiting):
@@ -46,11 +49,13 @@ class TracedRows:
         seed: Seed,
         *,
         timed: bool,
+        ids: RequestIds | None = None,
     ) -> None:
         self._rows = islice(rows, work.requests)
         self._content = content
         self._scale = TimeScale(arrival_scale=work.arrival_scale)
         self._arrivals = None if timed else arrivals(work, seed)
+        self._ids = ids
         self._courses = Continuations()
         self._links: AwaitedAnswers[_Entry] = AwaitedAnswers()
         self._in_flight: dict[int, _Entry] = {}
@@ -89,6 +94,7 @@ class TracedRows:
 
     def _ask(self, entry: _Entry) -> ClusterRequest:
         self._in_flight[entry.ordinal] = entry
+        _note_id(self._ids, entry.ordinal, entry.row.request_id or entry.row.name)
         return self._content.of(entry.row, entry.ordinal, entry.due_ns, goes_on=entry.goes_on)
 
 
@@ -97,8 +103,15 @@ class TracedSessions:
     a rate."""
 
     def __init__(
-        self, rows: Iterable[TraceRow], work: WorkloadSection, content: Content, seed: Seed
+        self,
+        rows: Iterable[TraceRow],
+        work: WorkloadSection,
+        content: Content,
+        seed: Seed,
+        *,
+        ids: RequestIds | None = None,
     ) -> None:
+        self._ids = ids
         self._sessions = groupby(islice(rows, work.requests), key=lambda row: row.session)
         self._users = work.concurrency
         self._arrivals = arrivals(work, seed)
@@ -158,7 +171,13 @@ class TracedSessions:
     def _ask(self, session: RowSession, at_ns: int, index: int) -> ClusterRequest:
         request = session.planned[index]
         self._in_flight[request.ordinal] = (session, index)
+        _note_id(self._ids, request.ordinal, request.row.request_id)
         return self._content.of(request.row, request.ordinal, at_ns, goes_on=request.goes_on)
+
+
+def _note_id(ids: RequestIds | None, number: int, name: str | None) -> None:
+    if ids is not None and name is not None:
+        ids[number] = name
 
 
 def arrivals(work: WorkloadSection, seed: Seed) -> Iterator[int]:
