@@ -43,7 +43,12 @@ def outcome(
     for number in range(requests):
         ttft = round(rng.uniform(80, 120) * slower * MS)
         row = {
-            "number": number, "arrival_ns": number * MS, "queue_ns": ttft // 4, "ttft_ns": ttft,
+            "number": number, "arrival_ns": number * MS, "queue_ns": ttft // 4,
+            "load_ns": ttft // 8, "decode_queue_ns": 0, "ttft_ns": ttft,
+            "transfer_ns": 5 * MS * (number % 2),
+            "ttft_with_transfer_ns": ttft + 10 * MS + 5 * MS * (number % 2),
+            "first_chunk_ns": 2 * MS if number % 2 else -1,
+            "movement_ns": 7 * MS if number % 2 else -1,
             "tpot_ns": 10 * MS if number % 10 else -1, "e2e_ns": ttft + 90 * MS,
             "prompt_tokens": 320, "output_tokens": 10, "hit_tokens": 160, "instance": number % 4,
             "decoder": number % 4,

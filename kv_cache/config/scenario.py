@@ -476,6 +476,10 @@ class SloSection:
     """What goodput counts: requests within all of these; 0 = no limit."""
 
     ttft_ms: float = opt(0.0, "Time to the first token", unit="ms", low=0, high=1e9)
+    ttft_with_transfer_ms: float = opt(
+        0.0, "Time to the first token that a decode step makes, after prefill and the transfer of "
+        "KV state", unit="ms", low=0, high=1e9,
+    )  # fmt: skip
     tpot_ms: float = opt(0.0, "Mean time of each further token", unit="ms", low=0, high=1e9)
     e2e_ms: float = opt(0.0, "Time to the last token", unit="ms", low=0, high=1e9)
 

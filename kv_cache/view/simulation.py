@@ -34,12 +34,12 @@ from kv_cache.result.simulation.measures import (
     GOODPUT,
     HIT_RATIO,
     ITL,
-    LATENCIES,
     QUEUE,
     SKEW,
     TOKEN_RATE,
     TPOT,
     TTFT,
+    TTFT_WITH_TRANSFER,
     Measure,
 )
 from kv_cache.view import units
@@ -214,8 +214,10 @@ def _headline(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
     best = [v for v in variants if v.variant == facts.verdict.best] or list(variants)
     note = f"of {_label(best[0])}" if len(best) == 1 else "of all variants"
     cards = []
-    for measure in (GOODPUT, TTFT[1], ITL[1], E2E[1], FINISHED_RATE, TOKEN_RATE, HIT_RATIO, CEILING,
-                    BUSY, ACTIVE, SKEW):  # fmt: skip
+    for measure in (
+        GOODPUT, TTFT[1], *_shown_with_transfer(variants), ITL[1], E2E[1], FINISHED_RATE,
+        TOKEN_RATE, HIT_RATIO, CEILING, BUSY, ACTIVE, SKEW,
+    ):  # fmt: skip
         values = [mean for v in best if (mean := v.mean(measure.path)) is not None]
         if values:
             column = _column(measure)
@@ -231,8 +233,15 @@ def _headline(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
 def _beside(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
     tiers = names_below(variants, "blocks.hit_ratios")
     causes = names_below(variants, "bytes_by_cause")
+    first_token = names_below(variants, "ttft_parts_ms")
     charts = [
         _bars(variants, TTFT[1], (TTFT[0], TTFT[2])),
+        BarChart(
+            title="Time to the first decoded token, by its parts",
+            x=ShownColumn("mean", units.MS),
+            parts=[name.replace("_", " ") for name in first_token],
+            rows=_rows(variants, [f"ttft_parts_ms.{name}.mean" for name in first_token]),
+        ),
         _bars(variants, GOODPUT),
         _bars(variants, TOKEN_RATE),
         BarChart(
@@ -328,6 +337,7 @@ def _points(ranked: Sequence[tuple[float, SimVariant]], measure: Measure) -> Ite
 
 def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
     groups = {"TTFT": TTFT, "ITL": ITL, "TPOT": TPOT, "E2E": E2E, "queue": QUEUE}
+    shown = [measure for measures in groups.values() for measure in measures]
     short = [
         f"{group} {percent}" if place == 0 else percent
         for group, measures in groups.items()
@@ -338,7 +348,7 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
     latencies = Table(
         title="Latency",
         columns=[ShownColumn("latency, ms"), *(ShownColumn(name, units.COUNT) for name in short)],
-        rows=[[_label(v), *(_text(v, measure) for measure in LATENCIES)] for v in variants],
+        rows=[[_label(v), *(_text(v, measure) for measure in shown)] for v in variants],
         caption="A mean over seeds with half of its 95 % interval." if spans else "",
     )
     every = dict.fromkeys(path for variant in variants for path in variant.numbers)
@@ -352,7 +362,39 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
         detail=True,
     )
     lost = FactList(rows=list(_lost(variants)))
-    return present(latencies, _service(variants), lost, all_numbers)
+    return present(latencies, *_first_token(variants), _service(variants), lost, all_numbers)
+
+
+def _shown_with_transfer(variants: Sequence[SimVariant]) -> list[Measure]:
+    """The time to the first decoded token, where state was sent to another instance."""
+    return [TTFT_WITH_TRANSFER[1]] if any(v.mean("transfer_ms.full.mean") for v in variants) else []
+
+
+def _first_token(variants: Sequence[SimVariant]) -> list[Table]:
+    """The time to the first decoded token by its parts, and how long state was on its way."""
+    parts = {
+        **{name.replace("_", " "): f"ttft_parts_ms.{name}.mean"
+           for name in names_below(variants, "ttft_parts_ms")},
+        "all": "ttft_with_transfer_ms.mean",
+        **{name: f"ttft_with_transfer_ms.{name}" for name in ("p50", "p95", "p99")},
+    }  # fmt: skip
+    sent = {
+        f"{name} {percent}": f"transfer_ms.{path}.{percent}"
+        for name, path in (("first chunk", "first_chunk"), ("all of it", "full"))
+        for percent in ("p50", "p95", "p99")
+    }
+    return [
+        Table.of(
+            variants,
+            {
+                ShownColumn(title): _label,
+                **_measured({name: Measure(path=path, label=name) for name, path in times.items()}),
+            },
+            title=title,
+            detail=not _shown_with_transfer(variants),
+        )
+        for title, times in (("TTFT with transfer, ms", parts), ("sent to decode, ms", sent))
+    ]
 
 
 def _service(variants: Sequence[SimVariant]) -> Table:

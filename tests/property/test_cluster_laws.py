@@ -11,10 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.sim.cluster.compute import make_compute
+from kv_cache.sim.cluster.facts import first_token_parts
 from kv_cache.sim.cluster.laws import AT_END, LAWS
 from kv_cache.sim.cluster.outcome import ClusterOutcome
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
@@ -87,6 +89,7 @@ def test_every_law_holds_in_scenarios_drawn_at_random(batch: int) -> None:
         times_are_in_order(outcome)
         no_token_comes_before_its_computation(outcome, events)
         parts_add_up(outcome)
+        first_token_parts_are_those_of_the_log(outcome, events)
 
 
 @pytest.mark.parametrize("seed", [6812, 7783, 8293, 8802])
@@ -150,6 +153,41 @@ def parts_add_up(outcome: ClusterOutcome) -> None:
     for link in outcome.links:
         assert all(nbytes >= 0 for nbytes in link.bytes_by_cause.values())
         assert link.busiest_ns <= outcome.ended_ns or link.bytes_by_cause.total()
+
+
+def first_token_parts_are_those_of_the_log(
+    outcome: ClusterOutcome, events: list[tuple[int, str, int, int]]
+) -> None:
+    """Of each request: what the log says of it, and the sum of the parts."""
+    at: dict[tuple[int, str], int] = {}
+    for at_ns, kind, number, _ in events:
+        at.setdefault((number, kind), at_ns)
+    requests, parts = outcome.requests, first_token_parts(outcome.requests)
+    sums = sum(parts.values(), start=np.zeros(len(requests.number), np.int64))
+    for place, number in enumerate(requests.number):
+        part = {name: int(values[place]) for name, values in parts.items()}
+        whole, tokens = requests.ttft_with_transfer_ns[place], requests.output_tokens[place]
+        assert min(part.values()) >= 0
+        assert sums[place] == whole
+        assert part["queue"] == at[number, "admit"] - at[number, "arrival"]
+        first_ns = at[number, "first-token"] - at[number, "arrival"]
+        assert part["queue"] + part["load"] + part["prefill"] == first_ns
+        assert part["load"] == 0 or requests.hit_tokens[place] or (number, "preempt") in at
+        if tokens == 1:
+            assert whole == first_ns
+        elif (number, "preempt") not in at:
+            assert (
+                part["decode_queue"] + part["transfer"]
+                == at[number, "decode"] - at[number, "first-token"]
+            )
+        if tokens == 2:
+            assert whole == requests.e2e_ns[place]
+        assert whole <= requests.e2e_ns[place]
+        movement, chunk = requests.movement_ns[place], requests.first_chunk_ns[place]
+        assert -1 <= chunk <= movement
+        assert (movement >= 0) <= (requests.instance[place] != requests.decoder[place]) or (
+            number, "preempt"
+        ) in at  # fmt: skip
 
 
 # --- determinism ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from kv_cache.config.profile import Cell, Profile, Service
 from kv_cache.core.errors import ConfigError
-from kv_cache.sim.cluster.facts import facts
+from kv_cache.sim.cluster.facts import facts, first_token_parts
 from kv_cache.sim.cluster.outcome import ClusterOutcome
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
@@ -162,16 +162,22 @@ def test_a_request_that_comes_back_after_preemption_is_one_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("separation", "scheduler", "sent_us"),
+    ("separation", "scheduler", "sent_us", "chunk_us", "all_us"),
     [
-        ({"transfer": "push", "pipelined": False}, {}, 256 + 30),
-        ({"transfer": "pull"}, {}, 30 + 256 + 30),
-        ({"transfer": "on-demand", "chunk_blocks": 4}, {}, 4 * (30 + 64 + 30)),
-        ({"transfer": "push"}, {"max_num_batched_tokens": 64}, 64 + 30),
+        ({"transfer": "push", "pipelined": False}, {}, 256 + 30, 256 + 30, 256 + 30),
+        ({"transfer": "pull"}, {}, 30 + 256 + 30, 256 + 30, 256 + 30),
+        (
+            {"transfer": "on-demand", "chunk_blocks": 4}, {}, 4 * (30 + 64 + 30), 64 + 30,
+            4 * (30 + 64 + 30) - 30,
+        ),
+        (
+            {"transfer": "push"}, {"max_num_batched_tokens": 64}, 64 + 30, 64 + 30,
+            3 * 64 * 1000 + 64 + 30,
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_prompt_takes_latencies_once_and_its_bytes_over_the_slowest_link(
-    separation: Plain, scheduler: Plain, sent_us: int
+    separation: Plain, scheduler: Plain, sent_us: int, chunk_us: int, all_us: int
 ) -> None:
     """256 tokens of 1 kB over 1 GB/s; pcie 5, nic 10, nic 10, pcie 5 us; then two tokens."""
     values: Plain = {
@@ -187,7 +193,60 @@ def test_a_prompt_takes_latencies_once_and_its_bytes_over_the_slowest_link(
     found = ran(values, [request(0, 0, 256, 3)])
     assert list(found.requests.ttft_ns) == [256 * MS]
     assert list(found.requests.e2e_ns) == [256 * MS + sent_us * 1000 + 20 * MS]
+    assert list(found.requests.ttft_with_transfer_ns) == [256 * MS + sent_us * 1000 + 10 * MS]
+    parts = {name: int(part[0]) for name, part in first_token_parts(found.requests).items()}
+    assert parts == {
+        "queue": 0, "load": 0, "prefill": 256 * MS, "decode_queue": 0, "transfer": sent_us * 1000,
+        "first_decode_step": 10 * MS,
+    }  # fmt: skip
+    assert list(found.requests.first_chunk_ns) == [chunk_us * 1000]
+    assert list(found.requests.movement_ns) == [all_us * 1000]
     assert facts(found)["links"]["nic"]["bytes_by_cause"] == {"pd-transfer": 2 * 256_000}
+
+
+@pytest.mark.parametrize(("most_ms", "good"), [(265, 0), (267, 1)])
+def test_goodput_keeps_the_limit_that_a_scenario_names_with_the_transfer(
+    most_ms: int, good: int
+) -> None:
+    """256 ms of prefill, 0.3 of the network, 10 of the first step."""
+    values: Plain = {
+        **separate(1000, 1000, "reserve-prompt"),
+        "network": {"nvlink": {"gbytes_per_s": 1, "latency_us": 10}},
+        "separation": {"transfer": "pull"},
+        "slo": {"ttft_ms": 257, "ttft_with_transfer_ms": most_ms},
+    }
+    found = ran(values, [request(0, 0, 256, 3)])
+    assert found.requests.good == good
+    assert facts(found)["goodput"]["slo"] == {"ttft_ms": 257, "ttft_with_transfer_ms": most_ms}
+
+
+@pytest.mark.parametrize(("overlap", "loaded_ms"), [(True, 90 - 16), (False, 90)])
+def test_the_first_token_waits_for_loads_as_long_as_nothing_is_computed(
+    overlap: bool, loaded_ms: int
+) -> None:
+    """Of 112 tokens 96 are in host memory, which reads 1 MB/s; the 16 others take 16 ms."""
+    chain = PrefixChain()
+    leaf = chain.fresh(ROOT, 6)
+    values: Plain = {
+        "instances": {"gpu": rates(12)},
+        "network": {"pcie": {"gbytes_per_s": 1000, "latency_us": 0}},
+        "tiers": {
+            "overlap_load": overlap,
+            "dram": {
+                "capacity_gib": gib(500, BLOCK), "read_gbytes_per_s": 96 / 90 / 1000,
+                "read_latency_us": 0,
+            },
+        },
+    }  # fmt: skip
+    other = chain.fresh(ROOT, 12)
+    asked = [
+        request(0, 0, 112, 1, leaf),
+        request(1, S, 192, 1, other),
+        request(2, 9 * S, 112, 1, leaf),
+    ]
+    found = ran(values, asked, chain)
+    assert found.requests.hit_tokens[2] == 96
+    assert round(found.requests.load_ns[2] / MS) == loaded_ms
 
 
 def test_what_is_swapped_comes_back_over_the_device_and_the_bus() -> None:

@@ -342,9 +342,9 @@ def summary(made: dict[str, Any]) -> str:
 
 def test_the_summary_has_a_row_for_each_variant_in_each_table() -> None:
     lines = summary(document()).splitlines()
-    # Of latencies, requests, hits, and each of two kinds of links.
-    assert sum(line.startswith("1  slower=1.0") for line in lines) == 5
-    assert sum(line.startswith("2  slower=2.0") for line in lines) == 5
+    # Of latencies, TTFT by parts, what was sent, requests, hits, and each of two kinds of links.
+    assert sum(line.startswith("1  slower=1.0") for line in lines) == 7
+    assert sum(line.startswith("2  slower=2.0") for line in lines) == 7
     hits = next(n for n, line in enumerate(lines) if line.startswith("block hits, %"))
     assert lines[hits].split()[3:7] == ["hbm", "nvme", "all", "ceiling"]
     assert lines[hits + 1].split()[2:6] == ["50", "10", "60", "70"]

@@ -52,11 +52,12 @@ def _times(name: str, label: str, *percents: str) -> tuple[Measure, ...]:
 
 
 TTFT = _times("ttft_ms", "TTFT", "p50", "p95", "p99")
+TTFT_WITH_TRANSFER = _times("ttft_with_transfer_ms", "TTFT with transfer", "p50", "p95", "p99")
 ITL = _times("itl_ms", "ITL", "p50", "p99")
 TPOT = _times("tpot_ms", "TPOT", "p50", "p99")
 E2E = _times("e2e_ms", "E2E", "p50", "p99")
 QUEUE = _times("queue_ms", "queue", "p50", "p99")
-LATENCIES = (*TTFT, *ITL, *TPOT, *E2E, *QUEUE)
+LATENCIES = (*TTFT, *TTFT_WITH_TRANSFER, *ITL, *TPOT, *E2E, *QUEUE)
 
 GOODPUT = Measure(path="goodput.per_s", label="goodput", unit="requests/s", better=HIGHER)
 GOOD_SHARE = Measure(

@@ -199,6 +199,7 @@ class Cluster(InstanceEvents):
         if not self._rules.separated:
             return
         if flight.landing is not None and flight.decoder == instance.number:
+            flight.room_ns = now
             self._landing_ready(flight)
         elif self._rules.reserve_prompt:
             self.prompt_secured(flight)
@@ -252,6 +253,7 @@ class Cluster(InstanceEvents):
     def _load(self, instance: Instance, flight: Flight, parts: Sequence[PrefixPart]) -> None:
         hold, hbm = flight.hold, instance.pool
         assert hold is not None
+        flight.loads_since_ns = self.loop.now_ns
         below: dict[BlockPool, list[tuple[Segment, Segment]]] = {}
         for part in parts:
             if not part.tier:
@@ -293,7 +295,10 @@ class Cluster(InstanceEvents):
         if flight.loads:
             return
         instance = self.instance(flight.home)
-        if flight.computed == flight.target:
+        computed = flight.computed == flight.target
+        if flight.first_ns < 0 and (computed or not self._rules.overlap_load):
+            flight.load_ns += self.loop.now_ns - flight.loads_since_ns
+        if computed:
             self.prompt_computed(instance, flight)
         elif not self._rules.overlap_load:
             instance.prefill(flight)
@@ -311,6 +316,7 @@ class Cluster(InstanceEvents):
             self._say("first-token", flight, instance.number)
         elif flight.measured:
             self.counts.gaps[now - flight.out_ns] += 1  # that no run of steps has counted
+            flight.second_ns = now if flight.second_ns < 0 else flight.second_ns
         self._prefill_left(flight, 0)
         flight.out_ns = now
         flight.generated += 1
@@ -390,6 +396,8 @@ class Cluster(InstanceEvents):
                 self._say("transfer", flight, flight.decoder)
             flight.sent += tokens
             flight.sending += 1
+            if flight.send_ns < 0:
+                flight.send_ns = self.loop.now_ns
             link_path = self.topology.path(flight.home, flight.decoder)
             self.network.send(
                 link_path, tokens * self._fabric.token_bytes, "pd-transfer", self._sent,
@@ -403,6 +411,8 @@ class Cluster(InstanceEvents):
         if flight.landing is not landing:
             return  # it has given that memory up
         flight.sending -= 1
+        if flight.chunk_ns < 0:
+            flight.chunk_ns = self.loop.now_ns
         if flight.sending == 0 and flight.prepared and flight.sent == flight.target:
             self._transferred(flight)
         elif self.scenario.separation.transfer == "on-demand" and flight.sent < flight.target:
@@ -413,6 +423,7 @@ class Cluster(InstanceEvents):
         assert source is not None
         assert flight.landing is not None
         source.release()
+        flight.landed_ns = self.loop.now_ns
         flight.hold, flight.landing = flight.landing, None
         flight.order = flight.landing_order
         decoder = self.instance(flight.decoder)
@@ -531,6 +542,7 @@ class Cluster(InstanceEvents):
         self._leave_decoder(flight)
         flight.decoder = -1
         flight.sent = flight.sending = flight.landing_order = 0
+        flight.send_ns = flight.chunk_ns = -1
         decoder.nudge()
 
     def _swap_out(self, instance: Instance, flight: Flight, tokens: int) -> bool:

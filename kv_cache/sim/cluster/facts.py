@@ -20,7 +20,13 @@ import numpy.typing as npt
 
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, supported
-from kv_cache.sim.cluster.outcome import ClusterOutcome, ClusterTierFacts, Instances, LinkFacts
+from kv_cache.sim.cluster.outcome import (
+    ClusterOutcome,
+    ClusterTierFacts,
+    Instances,
+    LinkFacts,
+    Requests,
+)
 
 Plain = dict[str, Any]
 
@@ -39,6 +45,14 @@ def facts(outcome: ClusterOutcome) -> Plain:
         "moved_ns": outcome.moved_ns,
         "requests": _requests(outcome),
         "ttft_ms": spread_ms(samples.ttft_ns),
+        "ttft_with_transfer_ms": spread_ms(samples.ttft_with_transfer_ns),
+        "ttft_parts_ms": {
+            name: _spread(values) for name, values in first_token_parts(samples).items()
+        },
+        "transfer_ms": {
+            "first_chunk": spread_ms(samples.first_chunk_ns, least=0),
+            "full": spread_ms(samples.movement_ns, least=0),
+        },
         "itl_ms": _gaps_ms(outcome.itl_buckets),
         "tpot_ms": spread_ms(samples.tpot_ns, least=0),
         "e2e_ms": spread_ms(samples.e2e_ns),
@@ -85,8 +99,27 @@ def spread_ms(values: "array[int]", least: int | None = None) -> Plain:
     """Return count, mean, percentiles and largest of times, in ms; values below `least` do not
     count."""
     some = _numbers(values)
-    if least is not None:
-        some = some[some >= least]
+    return _spread(some if least is None else some[some >= least])
+
+
+def first_token_parts(samples: Requests) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the parts of each request's `ttft_with_transfer_ns`, in ns: they follow one another,
+    so that they add up to it. Prefill is what is left of `ttft_ns`: the computation of the prompt,
+    with the steps of others in between, and a preemption before the first token."""
+    queue, load = _numbers(samples.queue_ns), _numbers(samples.load_ns)
+    waited, transfer = _numbers(samples.decode_queue_ns), _numbers(samples.transfer_ns)
+    ttft, whole = _numbers(samples.ttft_ns), _numbers(samples.ttft_with_transfer_ns)
+    return {
+        "queue": queue,
+        "load": load,
+        "prefill": ttft - queue - load,
+        "decode_queue": waited,
+        "transfer": transfer,
+        "first_decode_step": whole - ttft - waited - transfer,
+    }
+
+
+def _spread(some: npt.NDArray[np.int64]) -> Plain:
     ranked = np.sort(some)
     count = len(ranked)
     mean = float(ranked.sum(dtype=np.float64)) / count / NS_PER_MS if count else None
@@ -168,8 +201,7 @@ def _goodput(outcome: ClusterOutcome, window_s: float) -> Plain:
     """Requests that finished within every limit: a second, and of all that arrived. Without a limit
     there is no goodput."""
     slo, every = outcome.scenario.slo, outcome.requests
-    named = {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "e2e_ms": slo.e2e_ms}
-    limits = {name: limit for name, limit in named.items() if limit}
+    limits = {name: limit for name, limit in asdict(slo).items() if limit}
     return {
         "slo": limits,
         "good": every.good if limits else None,

@@ -83,6 +83,13 @@ class Flight:
     hit_tokens: int = -1  # found at its first admission; -1 before
     admitted_ns: int = -1
     first_ns: int = -1  # its first token is out
+    second_ns: int = -1  # its second one is, if it is measured
+    load_ns: int = 0  # that its first token waited for loads alone
+    loads_since_ns: int = 0  # since when nothing but loads keeps it
+    room_ns: int = 0  # there is memory for it where it decodes
+    send_ns: int = -1  # its state began to be sent to where it decodes
+    chunk_ns: int = -1  # the first part of it is there
+    landed_ns: int = -1  # all of it is
     out_ns: int = -1  # its latest token is out
     order: int = 0  # the n-th to be admitted where it is: the last one is preempted first
     joined_step: int = 0

@@ -124,7 +124,7 @@ class Instance:
         self._run_began = 0
         self.step_ns = 0
         self._last_out_ns = 0
-        self._fresh: list[int] = []
+        self._fresh: list[Flight] = []
         self._joining: list[Flight] = []  # from the next step on
         self._preempted = False  # any flight, since the last admission
         self._kicking = False
@@ -356,7 +356,9 @@ class Instance:
             counts.prefill_tokens += take
             if flight.computed == flight.target:
                 self.prefilling.remove(flight)
-                if not flight.loads:
+                if flight.loads:
+                    flight.loads_since_ns = self._fabric.loop.now_ns
+                else:
                     events.prompt_computed(self, flight)
             elif flight.decoder >= 0:
                 events.chunk_computed(flight)
@@ -433,7 +435,7 @@ class Instance:
         self.context += kept
         if flight.measured:
             self.measured_decoding += 1
-            self._fresh.append(flight.out_ns)
+            self._fresh.append(flight)
         if not self.rules.reserve_all:
             block = self.rules.block_tokens
             key = (-kept + self.steps) % block
@@ -579,8 +581,11 @@ class Instance:
             old, fresh = measured, self._fresh
             if fresh:
                 old -= len(fresh)
-                for out_ns in fresh:
-                    gaps[max(0, began + first - out_ns)] += 1
+                for flight in fresh:
+                    out_ns = max(flight.out_ns, began + first)
+                    gaps[out_ns - flight.out_ns] += 1
+                    if flight.second_ns < 0:
+                        flight.second_ns = out_ns
                 fresh.clear()
             if old:
                 gaps[began + first - self._last_out_ns] += old
@@ -648,7 +653,7 @@ class Instance:
         if decoded:
             self._leave_decoding(flight)
             if flight.measured and flight.joined_step == self.steps:
-                self._fresh.remove(flight.out_ns)
+                self._fresh.remove(flight)
         else:
             self.prefilling.remove(flight)
         del self.members[flight]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kv_cache.core.errors import BrokenLawError
 from kv_cache.sim.cluster.compute import Rates, Roofline
+from kv_cache.sim.cluster.facts import first_token_parts
 from kv_cache.sim.cluster.flight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
 from kv_cache.sim.cluster.segments import BlockPool, Segment
 
@@ -301,6 +302,13 @@ def end(cluster: "Cluster") -> None:
         assert work == 0, "the routers still count work that is done"
 
 
+def first_token(cluster: "Cluster") -> None:
+    """No part of a request's time to the first decoded token is negative; they add up to it."""
+    for name, part in first_token_parts(cluster.counts.requests).items():
+        least = part.min(initial=0)
+        assert least >= 0, f"{name} is {least} ns of a request's time to the first token"
+
+
 LAWS: Mapping[str, Law] = {
     "conservation": conservation,
     "capacity": capacity,
@@ -311,7 +319,9 @@ LAWS: Mapping[str, Law] = {
     "time": time,
     "bounds": bounds,
 }
-AT_END: Mapping[str, Law] = {"end": end, "bytes-explained": bytes_explained}
+AT_END: Mapping[str, Law] = {
+    "end": end, "bytes-explained": bytes_explained, "first-token": first_token,
+}  # fmt: skip
 
 
 # --- the event log -----------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from kv_cache.config.scenario import Scenario
 
 REQUEST_COLUMNS = (
-    "number", "arrival_ns", "queue_ns", "ttft_ns", "tpot_ns", "e2e_ns", "prompt_tokens",
+    "number", "arrival_ns", "queue_ns", "load_ns", "ttft_ns", "decode_queue_ns", "transfer_ns",
+    "ttft_with_transfer_ns", "first_chunk_ns", "movement_ns", "tpot_ns", "e2e_ns", "prompt_tokens",
     "output_tokens", "hit_tokens", "instance", "decoder",
 )  # fmt: skip
 """Columns of `Requests`, which have an entry for each measured request that finished."""
@@ -36,11 +37,17 @@ def _ns() -> "array[int]":
 class Requests:
     """Every request ends in exactly one of finished, rejected and aborted. The reasons count all
     requests; the samples are of the measured requests that finished, one entry for each, in order
-    of their ends, in all arrays alike. `tpot_ns` is -1 if the answer has one token.
+    of their ends, in all arrays alike. `tpot_ns` is -1 if the answer has one token;
+    `first_chunk_ns` and `movement_ns` are -1 if nothing was sent to another instance.
 
-    ttft: first token out - arrival. queue: first admission - arrival. tpot: (last token out - first
-    token out) / (output tokens - 1). e2e: last token out - arrival. `instance`: who prefilled,
-    `decoder`: who gave the last token.
+    ttft: first token out - arrival. queue: first admission - arrival. load: of the rest of ttft,
+    what the request waited for cached state alone. Where another instance decodes, decode queue:
+    memory there - first token out, and transfer: state there - the later of these; else both are 0.
+    ttft with transfer: the token that the first decode step makes, which is the second one, out -
+    arrival; ttft if the answer has one token.
+    first chunk, movement: the first part of the state, and all of it, there - first part sent.
+    tpot: (last token out - first token out) / (output tokens - 1). e2e: last token out - arrival.
+    `instance`: who prefilled, `decoder`: who gave the last token.
     """
 
     arrived: int = 0
@@ -52,7 +59,13 @@ class Requests:
     number: "array[int]" = field(default_factory=_ns)
     arrival_ns: "array[int]" = field(default_factory=_ns)
     queue_ns: "array[int]" = field(default_factory=_ns)
+    load_ns: "array[int]" = field(default_factory=_ns)
     ttft_ns: "array[int]" = field(default_factory=_ns)
+    decode_queue_ns: "array[int]" = field(default_factory=_ns)
+    transfer_ns: "array[int]" = field(default_factory=_ns)
+    ttft_with_transfer_ns: "array[int]" = field(default_factory=_ns)
+    first_chunk_ns: "array[int]" = field(default_factory=_ns)
+    movement_ns: "array[int]" = field(default_factory=_ns)
     tpot_ns: "array[int]" = field(default_factory=_ns)
     e2e_ns: "array[int]" = field(default_factory=_ns)
     prompt_tokens: "array[int]" = field(default_factory=_ns)

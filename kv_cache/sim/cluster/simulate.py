@@ -73,9 +73,10 @@ def _serve(cluster: Cluster, log: Log | None, progress: OnProgress | None) -> Cl
             log.over()
     except AssertionError as broken:
         raise broken_law(cluster, "its own parts", broken) from broken
+    outcome = collector.outcome(sampler, checks)
     check(cluster, checks)
     check_end(cluster, checks)
-    return collector.outcome(sampler, checks)
+    return outcome
 
 
 def _run(cluster: Cluster, checks: Counter[str], progress: OnProgress | None) -> None:
@@ -102,6 +103,7 @@ class _Collector:
         self._latest: list[int] = []
         slo = cluster.scenario.slo
         self._most_ttft_ns = slo.ttft_ms * 1e6 or inf
+        self._most_with_transfer_ns = slo.ttft_with_transfer_ms * 1e6 or inf
         self._most_tpot_ns = slo.tpot_ms * 1e6 or inf
         self._most_e2e_ns = slo.e2e_ms * 1e6 or inf
         # What had been counted when the first measured request arrived:
@@ -128,15 +130,23 @@ class _Collector:
         cluster.counts.prefetch_late.clear()
 
     def finished(self, flight: Flight) -> None:
-        request = flight.request
-        ttft = flight.first_ns - flight.arrival_ns
-        e2e = flight.out_ns - flight.arrival_ns
-        tpot = -1
+        request, began_ns = flight.request, flight.arrival_ns
+        ttft = with_transfer = flight.first_ns - began_ns
+        e2e = flight.out_ns - began_ns
+        waited, transfer, chunk, movement, tpot = 0, 0, -1, -1, -1
         if request.output_tokens > 1:
             tpot = (flight.out_ns - flight.first_ns) // (request.output_tokens - 1)
+            with_transfer = flight.second_ns - began_ns
+        if flight.landed_ns >= 0:
+            waited = max(0, flight.room_ns - flight.first_ns)
+            transfer = flight.landed_ns - flight.first_ns - waited
+            if flight.send_ns >= 0:  # else all of it was there
+                chunk = flight.chunk_ns - flight.send_ns
+                movement = flight.landed_ns - flight.send_ns
         row = (  # in the order of REQUEST_COLUMNS
-            request.number, flight.arrival_ns, flight.admitted_ns - flight.arrival_ns, ttft, tpot,
-            e2e, request.prompt_tokens, request.output_tokens, flight.hit_tokens, flight.home,
+            request.number, began_ns, flight.admitted_ns - began_ns, flight.load_ns, ttft, waited,
+            transfer, with_transfer, chunk, movement, tpot, e2e, request.prompt_tokens,
+            request.output_tokens, flight.hit_tokens, flight.home,
             flight.home if flight.decoder < 0 else flight.decoder,
         )  # fmt: skip
         self._latest += row
@@ -144,7 +154,10 @@ class _Collector:
             self._pack()
         self._requests.measured_finished += 1
         self._requests.good += (
-            ttft <= self._most_ttft_ns and tpot <= self._most_tpot_ns and e2e <= self._most_e2e_ns
+            ttft <= self._most_ttft_ns
+            and with_transfer <= self._most_with_transfer_ns
+            and tpot <= self._most_tpot_ns
+            and e2e <= self._most_e2e_ns
         )
 
     def _pack(self) -> None:
