@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from kv_cache import __version__
 from kv_cache.bench.run import RealRun
+from kv_cache.config.build import class_slos
 from kv_cache.config.root import Config
 from kv_cache.core.errors import UsageError
-from kv_cache.metrics.exposition import about, exposition, measured
+from kv_cache.core.kinds import Phase
+from kv_cache.metrics.exposition import about, exposition, kept, measured, planned
 from kv_cache.view.sheets import target_of
 
 if TYPE_CHECKING:
@@ -55,11 +57,15 @@ def watch(config: Config, served: "Endpoint | None", run: RealRun) -> None:
     """From now on the run's numbers are told."""
     if served is None:
         return
+    slos = class_slos(config)
+    lengths = {Phase.WARMUP: config.run.warmup_s, Phase.MEASURE: config.window_s()}
+    fixed = planned(lengths, slos)
     info = _info(config)
 
     def tells() -> str:
         numbers = measured(run.recorder, run.totals, run.latest)
-        return exposition([*about(info, run.phase), *numbers])
+        now = about(info, run.phase)
+        return exposition([*now, *fixed, kept(run.recorder, slos), *numbers])
 
     served.render = tells
 

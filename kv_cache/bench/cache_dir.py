@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import secrets
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from kv_cache.bench.device_mark import device_of, mark
 from kv_cache.bench.owner import (
     OWNER_NAME,
     RECORD_BYTES,
@@ -80,6 +82,7 @@ class CacheDir:
         self._created: list[Path] = []
         self._lock: int | None = None
         self._cache_fd: int | None = None
+        self._mark: socket.socket | None = None
         self._objects = self.path / f"{RUN_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         self._objects_fd: int | None = None  # from here on it is this directory, whatever the name
         self._closed = False
@@ -135,6 +138,7 @@ class CacheDir:
         try:
             with _as_place_error(f"cache directory {self.path}"):
                 cache = self._take_lock()
+                self._mark = mark(device_of(self.path))
                 self._remove_leftovers(cache)
                 self._make_objects(cache)
         except BaseException:
@@ -227,6 +231,8 @@ class CacheDir:
                 _unlock(self._lock, self._cache_fd)
         fds = [fd for fd in (self._objects_fd, self._cache_fd) if fd is not None]
         self._lock = self._objects_fd = self._cache_fd = None
+        if self._mark is not None:
+            self._mark.close()
         for fd in fds:
             os.close(fd)
         for directory in reversed(self._created):

@@ -165,26 +165,37 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _bound(host: str, port: int) -> _Server:
-    where = f"--metrics-port {port}"
+    family, address = address_of("metrics", host, port)
+    try:
+        return _Server(family, address)
+    except OSError as error:
+        raise PlaceError(why_not_listening("metrics", host, port, error)) from None
+
+
+def address_of(name: str, host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Return where to listen for the options `--NAME-host` and `--NAME-port`, or `--host` and
+    `--port`. Raises PlaceError for no address of this machine."""
+    flag = f"--{name}-host" if name else "--host"
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = addresses[0]
-        return _Server(family, address)
     except (socket.gaierror, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise PlaceError(
-            f"--metrics-host {host!r}: no such address ({reason}); give one of this machine's"
+            f"{flag} {host!r}: no such address ({reason}); give one of this machine's"
         ) from None
-    except OSError as error:
-        raise PlaceError(_why(where, host, error)) from None
+    family, _, _, _, address = addresses[0]
+    return family, address
 
 
-def _why(where: str, host: str, error: OSError) -> str:
+def why_not_listening(name: str, host: str, port: int, error: OSError) -> str:
+    """Say why an address cannot be listened on, and the way out."""
+    prefix = f"{name}-" if name else ""
+    where = f"--{prefix}port {port}"
     if error.errno == errno.EADDRINUSE:
         return f"{where}: it is in use on {host}; name another, or 0 for any that is free"
     if error.errno == errno.EACCES:
         return f"{where}: this user may not listen there; name one above 1023, or 0 for any"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"--metrics-host {host}: it is not an address of this machine; give one that is"
+        return f"--{prefix}host {host}: it is not an address of this machine; give one that is"
     reason = (error.strerror or str(error)).lower()
     return f"{where} on {host}: it cannot be listened on ({reason}); name another"

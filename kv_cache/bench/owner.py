@@ -75,7 +75,7 @@ def run_identity(run: str) -> dict[str, Any]:
         "program": PROGRAM,
         "run": run,
         "pid": os.getpid(),
-        "pid_start_ticks": _start_ticks(os.getpid()),
+        "pid_start_ticks": start_ticks(os.getpid()),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": here.name,
         "machine_id": here.machine_id,
@@ -144,7 +144,7 @@ def life_of(record: dict[str, Any], *, device: int | None) -> Life:
 
 def is_alive(record: dict[str, Any]) -> bool:
     """Whether the very process that wrote the record still runs: numbers are used again."""
-    ticks = _start_ticks(record["pid"])
+    ticks = start_ticks(record["pid"])
     return ticks is not None and ticks == record.get("pid_start_ticks")
 
 
@@ -183,7 +183,7 @@ def _booted() -> float | None:
     return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
 
 
-def _start_ticks(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """Return when the process started, in clock ticks since boot; None if it is dead or a
     zombie."""
     text = text_of(Path(f"/proc/{pid}/stat"))

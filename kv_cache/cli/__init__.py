@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "predict": "predict",
     "config": "config",
     "completion": "completion",
+    "serve": "serve",
 }
 """Each command with its module; without a command's name, `run` is meant."""
 
@@ -47,7 +48,7 @@ def command_of(name: str) -> Callable[[Sequence[str]], int]:
     return main
 
 
-_ON_DEVICES = frozenset({"run", "capacity", "precondition", "probe", "calibrate", "twin"})
+ON_DEVICES = frozenset({"run", "capacity", "precondition", "probe", "calibrate", "twin"})
 _NOT_ON_DEVICES = frozenset({"-h", "--help", "--help-all", "--version", "--virtual-time"})
 
 
@@ -106,7 +107,7 @@ def _under_a_supervisor(argv: Sequence[str], *, wrapper: bool) -> None:
     except UsageError:  # the command says it
         launched = False
     command = argv[0] if argv and not argv[0].startswith("-") else "run"
-    if wrapper or (command in _ON_DEVICES and _NOT_ON_DEVICES.isdisjoint(argv)):
+    if wrapper or (command in ON_DEVICES and _NOT_ON_DEVICES.isdisjoint(argv)):
         supervise(own_session=launched)
     elif launched and (command == "run" or (command == "sweep" and "mpi4py" not in sys.modules)):
         supervise(own_session=True)

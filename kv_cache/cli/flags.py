@@ -506,9 +506,11 @@ def _refuse_unknown(name: str, known: Iterable[str]) -> None:
 
 
 def log_environment(variables: Iterable[str]) -> None:
-    """Log which variables set options, so that none changes a measurement unseen."""
+    """Log which variables set options, so that none changes a measurement unseen. What a token is,
+    no log says."""
     for name in variables:
-        log.info("from the environment: %s=%s", name, os.environ.get(name, ""))
+        value = "..." if name.endswith("__TOKEN") else os.environ.get(name, "")
+        log.info("from the environment: %s=%s", name, value)
 
 
 def begin_logging(level: str = "INFO") -> None:

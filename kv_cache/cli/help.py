@@ -17,7 +17,8 @@ COMMANDS = """commands, each with a --help of its own:
   compile       the engine of lab and sim as machine code
   mlperf        the official sequence: run, check, summarize
   trace         stats, plot, fit, convert     datasets   public traces
-  config        the configuration in effect           completion   for a shell"""
+  config        the configuration in effect           completion   for a shell
+  serve         all of this on a page, and an API"""
 
 USAGE = "kv-cache.py [--config FILE] [--model NAME] [--num-users N] [option ...]"
 

@@ -5,7 +5,7 @@ the latest window. What grows is read as it is, without the driver's lock: each 
 but one look may have an operation in its bytes that is not in its histogram yet.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -13,6 +13,7 @@ from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.recorder import Flow, OpStats, Recorder
+from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.window import Gauges, Totals, Window
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -87,9 +88,43 @@ def about(info: Labels, doing: str) -> list[Family]:
     ]
 
 
+def planned(seconds: Mapping[Phase, float | None], slos: Sequence[Slo]) -> list[Family]:
+    """Return what a run is to keep: the length of its phases, left out where nothing says it, and
+    its SLOs."""
+    lengths = tuple(({"phase": phase.value}, s) for phase, s in seconds.items() if s is not None)
+    limits = tuple((_slo_labels(slo), slo.limit_ns / NS_PER_S) for slo in slos)
+    return [
+        Family("planned_seconds", "gauge", "Length of a phase, as configured", lengths),
+        Family("slo_seconds", "gauge", "Latency that an SLO allows at its quantile", limits),
+    ]
+
+
+def kept(recorder: Recorder, slos: Sequence[Slo]) -> Family:
+    """Return of each SLO how many measured requests answered within its limit."""
+    within = ((_slo_labels(slo), _within(recorder, slo)) for slo in slos)
+    return _counter("slo_within_total", "Measured requests that answered within the SLO", within)
+
+
+def _slo_labels(slo: Slo) -> Labels:
+    quantile = f"{slo.percent / 100:g}"
+    return {"class": slo.qos.value, "measure": slo.measure.value, "quantile": quantile}
+
+
+def _within(recorder: Recorder, slo: Slo) -> int:
+    stats = recorder.classes[slo.qos]
+    latencies = stats.ttft if slo.measure is SloMeasure.TTFT else stats.response
+    return latencies.counts_at_most([slo.limit_ns])[0]
+
+
 def measured(recorder: Recorder, totals: Totals, window: Window | None) -> Iterator[Family]:
     """Yield all numbers of a run."""
     yield from _requests(recorder, totals)
+    reuse = recorder.reuse
+    for name, what, tokens in (
+        ("context", "that measured requests had as context", reuse.context_tokens),
+        ("hit", "of these that were resident", reuse.hit_tokens),
+    ):
+        yield _counter(f"{name}_tokens_total", f"Tokens {what}", [({}, tokens)])
     yield from _operations(recorder)
     if window is not None:
         yield from _now(window)

@@ -1,0 +1,471 @@
+"""The routes: each reads what was asked, calls what the command line calls, and answers."""
+
+import asyncio
+import mimetypes
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import orjson
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from kv_cache import __version__
+from kv_cache.app.documents import read_any
+from kv_cache.config.root import Config
+from kv_cache.config.schema import print_config
+from kv_cache.core.errors import ConfigError, UsageError, did_you_mean
+from kv_cache.result.metrics import Json
+from kv_cache.view.page import page
+from kv_cache.web.classes import COMMANDS_NEVER, Folders, samples
+from kv_cache.web.commands import WebCommand, shown
+from kv_cache.web.feed import MOST_WATCHERS, Feeds
+from kv_cache.web.guard import (
+    COOKIE,
+    MOST_UPLOAD_BYTES,
+    UPLOADS,
+    Guard,
+    Refusal,
+    TooLargeError,
+    too_large,
+)
+from kv_cache.web.index import FILTERS, Index, Notes
+from kv_cache.web.jobs import LOG, OUT, OUTPUT, BusyError, Jobs, JobState, WebRun, refusal
+from kv_cache.web.openapi import openapi
+from kv_cache.web.scenario_files import DrawnScenario, write_scenario
+
+UPLOAD_FOLDER = "uploads"
+MOST_COMPARED = 6
+_CHECK_S = 120.0
+_NAME = re.compile(r"[\w.+-]{1,120}")
+_TAKEN = ("", ".yaml", ".yml")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Wanted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A command with what was filled in, by the options' paths."""
+
+    command: str
+    values: dict[str, bool | str | list[str]] = {}
+
+
+class Site(Struct, frozen=True, kw_only=True):
+    """What the routes share."""
+
+    results: Path
+    folders: Folders
+    commands: Mapping[str, WebCommand]
+    jobs: Jobs
+    feeds: Feeds
+    index: Index
+    guard: Sequence[Any] = ()
+
+
+# --- what is asked ---------------------------------------------------------------------------
+
+
+async def _read(request: Request, kind: Any) -> Any:
+    """Return the JSON of a request as a `kind`. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(await request.body(), type=kind)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"the body of {request.method} {request.url.path} is not as it must be: {error}; see "
+            "/openapi.json"
+        ) from None
+
+
+def _command(site: Site, name: str) -> WebCommand:
+    command = site.commands.get(name)
+    if command is not None:
+        return command
+    if name in COMMANDS_NEVER:
+        raise ConfigError(f"{name} is not started from the page: {COMMANDS_NEVER[name]}")
+    raise ConfigError(f"there is no command {name!r}.{did_you_mean(name, site.commands)}")
+
+
+class Ready(Struct, frozen=True):
+    """Words that may be started, with what they mean."""
+
+    command: WebCommand
+    words: Sequence[str]
+    config: Config | None
+
+
+def _ready(site: Site, wanted: Wanted, folder: Path) -> Ready:
+    """Return the words of a command, checked as far as that needs no process. Raises UsageError."""
+    command = _command(site, wanted.command)
+    places = command.places(wanted.values, folder)
+    words = command.words(wanted.values, site.folders, places)
+    return Ready(command, words, command.checked(words, site.folders, places))
+
+
+# --- runs ------------------------------------------------------------------------------------
+
+
+async def _commands(site: Site, request: Request) -> Response:
+    rows = [{"command": c.name, "about": c.about.strip().split("\n\n")[0], "measures": c.measures}
+            for c in site.commands.values()]  # fmt: skip
+    return _json({
+        "version": __version__, "commands": rows, "never": COMMANDS_NEVER,
+        "folders": list(map(str, site.folders.roots)), "results": str(site.results),
+        "most_upload_bytes": MOST_UPLOAD_BYTES, "traces": _traces(site),
+    })  # fmt: skip
+
+
+async def _form(site: Site, request: Request) -> Response:
+    return _json(_command(site, request.path_params["name"]).form())
+
+
+async def _check(site: Site, request: Request) -> Response:
+    """The command line of what is filled in, its configuration, and with `?dry_run=1` what the
+    command itself says that it would do."""
+    wanted = await _read(request, Wanted)
+    name = site.jobs.new_id(wanted.command)
+    ready = await run_in_threadpool(_ready, site, wanted, site.jobs.folder(name) / OUT)
+    config = "" if ready.config is None else print_config(ready.config)
+    planned = ""
+    if request.query_params.get("dry_run") and ready.command.has_dry_run:
+        with TemporaryDirectory(prefix="kv-cache-check-") as empty:  # what is checked must be there
+            there = await run_in_threadpool(_ready, site, wanted, Path(empty))
+            planned = await _planned(there.words)
+        planned = planned.replace(empty, str(site.jobs.folder(name) / OUT))
+    return _json({"line": shown(ready.words), "words": ready.words, "yaml": config,
+                  "planned": planned, "dry_run": ready.command.has_dry_run})  # fmt: skip
+
+
+async def _planned(words: Sequence[str]) -> str:
+    """What the command says with --dry-run. Raises ConfigError with its refusal."""
+    process = await asyncio.create_subprocess_exec(
+        *Jobs.program(), *words, "--dry-run",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, env=Jobs.environment(),
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(_CHECK_S):
+            output, log = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        raise ConfigError(f"the check took more than {_CHECK_S:g} s and was given up") from None
+    if process.returncode:
+        lines = log.decode(errors="replace").splitlines()
+        raise ConfigError(refusal(lines) or f"the check ended with code {process.returncode}")
+    return output.decode(errors="replace")
+
+
+async def _start(site: Site, request: Request) -> Response:
+    wanted = await _read(request, Wanted)
+    name = site.jobs.new_id(_command(site, wanted.command).name)
+    ready = await run_in_threadpool(_ready, site, wanted, site.jobs.folder(name) / OUT)
+    places = ready.command.devices(wanted.values, ready.config)
+    job = await run_in_threadpool(site.jobs.start, name, ready.words, places)
+    return _json(_job(site, job), 201)
+
+
+async def _runs(site: Site, request: Request) -> Response:
+    return _json({"runs": [_job(site, job) for job in site.jobs.all()[:200]]})
+
+
+async def _run(site: Site, request: Request) -> Response:
+    job = _job_of(site, request)
+    rows = await run_in_threadpool(_results_of, site, job)
+    texts = {"output": site.jobs.tail(job, OUTPUT), "log": site.jobs.tail(job, LOG)}
+    return _json({**_job(site, job), **texts, "results": rows, "files": site.jobs.files(job)})
+
+
+def _results_of(site: Site, job: WebRun) -> list[Json]:
+    if site.jobs.state(job) is not JobState.RUNNING:
+        site.index.refresh(at_once=True)
+    return site.index.below(job.id)
+
+
+def _job_of(site: Site, request: Request) -> WebRun:
+    return site.jobs.get(request.path_params["id"])
+
+
+def _job(site: Site, job: WebRun) -> Json:
+    state = site.jobs.state(job)
+    why = None if state is not JobState.FAILED else refusal(site.jobs.tail(job))
+    return {"id": job.id, "command": job.command, "line": shown(job.words), "state": state,
+            "exit_code": job.exit_code, "refusal": why, "started_unix_s": job.started_unix_s,
+            "ended_unix_s": job.ended_unix_s, "devices": job.devices, "pid": job.pid,
+            "metrics": _metrics(site, job, state)}  # fmt: skip
+
+
+def _metrics(site: Site, job: WebRun, state: JobState) -> str | None:
+    """The address at which a dashboard of one's own finds the run's numbers."""
+    port = site.jobs.metrics_port(job) if state is JobState.RUNNING else None
+    return None if port is None else f"http://127.0.0.1:{port}/metrics"
+
+
+async def _stop(site: Site, request: Request) -> Response:
+    """End a run as Ctrl-C does: its result is kept."""
+    job = _job_of(site, request)
+    site.jobs.stop(job)
+    return _json(_job(site, job))
+
+
+async def _cancel(site: Site, request: Request) -> Response:
+    """End a run and remove what it wrote."""
+    job = _job_of(site, request)
+    site.jobs.stop(job, cancel=True)
+    return _json(_job(site, job))
+
+
+async def _result_of_run(site: Site, request: Request) -> Response:
+    job = _job_of(site, request)
+    rows = await run_in_threadpool(_results_of, site, job)
+    if not rows:
+        raise UsageError(f"run {job.id} has no result; its state is {site.jobs.state(job)}")
+    document = await run_in_threadpool(read_any, site.results / rows[0]["path"])
+    return _json(document)
+
+
+async def _events(site: Site, request: Request) -> Response:
+    """One event a second until the run ends; `Last-Event-ID` is where a reader left off."""
+    job = _job_of(site, request)
+    if site.feeds.watchers >= MOST_WATCHERS:
+        raise BusyError(f"{MOST_WATCHERS} watch already; close one of their pages")
+    last = request.headers.get("last-event-id", "0")
+    events = site.feeds.of(job).watch(int(last) if last.isdecimal() else 0)
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for number, data in events:
+            yield b"id: %d\ndata: %b\n\n" % (number, data)
+        yield b"event: end\ndata: {}\n\n"
+
+    headers = {"Cache-Control": "no-store", "Content-Encoding": "identity"}
+    return StreamingResponse(lines(), media_type="text/event-stream", headers=headers)
+
+
+# --- results ---------------------------------------------------------------------------------
+
+
+async def _results(site: Site, request: Request) -> Response:
+    """The list as it is known now; what has changed is read beside."""
+    asked_for = request.query_params
+    wanted = {n: asked_for[n] for n in (*FILTERS, "since", "until", "text") if asked_for.get(n)}
+    limit, offset = (
+        _number(asked_for.get(n, d), n) for n, d in (("limit", "100"), ("offset", "0"))
+    )
+    refreshing = asyncio.create_task(run_in_threadpool(site.index.refresh))
+    _TASKS.add(refreshing)
+    refreshing.add_done_callback(_TASKS.discard)
+    if asked_for.get("fresh"):
+        await refreshing
+    else:
+        await asyncio.wait({refreshing}, timeout=0.5)
+    rows, count = await run_in_threadpool(site.index.rows, wanted, limit, offset)
+    choices = await run_in_threadpool(site.index.choices)
+    progress = site.index.progress
+    return _json({"results": rows, "count": count, "choices": choices,
+                  "indexing": {"done": progress.done, "total": progress.total}})  # fmt: skip
+
+
+_TASKS: set["asyncio.Task[None]"] = set()  # asyncio itself keeps none
+
+
+def _number(text: str, name: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise ConfigError(f"{name} is {text!r}; it must be a whole number")
+    return int(text)
+
+
+async def _document(site: Site, request: Request) -> Response:
+    file = site.index.file(request.path_params["path"])
+    return _json(await run_in_threadpool(read_any, file))
+
+
+async def _page(site: Site, request: Request) -> Response:
+    """One or more results as the page that `report` writes, which needs nothing else."""
+    paths = request.query_params.getlist("result")
+    if not 1 <= len(paths) <= MOST_COMPARED:
+        raise ConfigError(f"{len(paths)} results are named; a page is of 1 to {MOST_COMPARED}")
+    html = await run_in_threadpool(_rendered, site, paths)
+    name = "comparison" if len(paths) > 1 else re.sub(r"\W+", "-", paths[0]).strip("-")
+    saved = {"Content-Disposition": f'attachment; filename="{name}.html"'}
+    return Response(html, media_type="text/html",
+                    headers=saved if request.query_params.get("save") else None)  # fmt: skip
+
+
+def _rendered(site: Site, paths: Sequence[str]) -> str:
+    found_in = [site.index.file(path) for path in paths]
+    return page([read_any(file) for file in found_in], list(paths))
+
+
+async def _notes(site: Site, request: Request) -> Response:
+    notes = await _read(request, Notes)
+    if len(notes.label) > 200 or len(notes.note) > 10_000:
+        raise ConfigError("a label has at most 200 characters and a note 10,000; shorten it")
+    await run_in_threadpool(site.index.annotate, request.path_params["path"], notes)
+    return _json(msgspec.to_builtins(notes))
+
+
+# --- traces ----------------------------------------------------------------------------------
+
+
+def _traces(site: Site) -> list[str]:
+    folder = site.results / UPLOAD_FOLDER
+    uploaded = sorted(map(str, folder.iterdir())) if folder.is_dir() else []
+    return [*uploaded, *samples()]
+
+
+async def _upload(site: Site, request: Request) -> Response:
+    """Keep a trace below the folder of results, under a name that is not taken."""
+    name = request.query_params.get("name", "")
+    if not _NAME.fullmatch(name) or name.startswith(".") or Path(name).suffix in _TAKEN:
+        raise ConfigError(
+            f"the name {name[:120]!r} is no trace's: letters, digits, dots and dashes, with the "
+            "ending of its format (.jsonl, .csv, .json, .txt, .gz ...)"
+        )
+    folder = site.results / UPLOAD_FOLDER
+    folder.mkdir(exist_ok=True)
+    target = folder / name
+    part = folder / f".{name}.{os.getpid()}.part"
+    try:
+        if target.exists():
+            raise ConfigError(f"a trace {name!r} is there already; give it another name")
+        with part.open("wb") as file:
+            async for data in request.stream():
+                await run_in_threadpool(file.write, data)
+        os.link(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return _json({"path": str(target), "bytes": target.stat().st_size}, 201)
+
+
+async def _scenario(site: Site, request: Request) -> Response:
+    """Write a scenario with instances of its own, made of a known one, below the results."""
+    drawn = await _read(request, DrawnScenario)
+    target = await run_in_threadpool(write_scenario, site.results, site.folders, drawn)
+    return _json({"path": str(target), "yaml": target.read_text()}, 201)
+
+
+# --- the page --------------------------------------------------------------------------------
+
+
+async def _static(site: Site, request: Request) -> Response:
+    name = request.path_params.get("name", "index.html")
+    return _asset(name)
+
+
+def _asset(name: str) -> Response:
+    if not _NAME.fullmatch(name):
+        raise KeyError(name)
+    places = ("kv_cache.web", "page"), ("kv_cache.view.page", "assets")
+    for package, folder in places:
+        file = files(package).joinpath(folder, name)
+        if file.is_file():
+            kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+            headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
+            return Response(file.read_bytes(), media_type=kind, headers=headers)
+    raise KeyError(name)
+
+
+async def _login(site: Site, request: Request) -> Response:
+    token = await _read(request, str)
+    (guard,) = site.guard
+    if not guard.knows(token):
+        return _refused(Refusal(401, "no-token", "that is not the token that serve was given"))
+    response = _json({"ok": True})
+    response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+    return response
+
+
+async def _openapi(site: Site, request: Request) -> Response:
+    return _json(openapi(ROUTES, site.commands))
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    data = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    return Response(data, status, media_type="application/json")
+
+
+def _refused(why: Refusal) -> Response:
+    return _json({"error": {"kind": why.kind, "sentence": why.sentence}}, why.status)
+
+
+async def _errors(handler: Callable[[Site, Request], Awaitable[Response]], site: Site,
+                  request: Request) -> Response:  # fmt: skip
+    """Answer with the sentence that the command line would print."""
+    try:
+        return await handler(site, request)
+    except BusyError as error:
+        return _refused(Refusal(409, "busy", str(error)))
+    except UsageError as error:
+        kind = type(error).__name__.removesuffix("Error").lower()
+        return _refused(Refusal(422, kind, str(error)))
+    except KeyError:
+        return _refused(Refusal(404, "not-found", f"there is nothing at {request.url.path}"))
+    except TooLargeError:
+        bound = MOST_UPLOAD_BYTES if request.url.path == UPLOADS else 1 << 20
+        return _refused(too_large(bound))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        return _refused(Refusal(507, "place", f"{request.url.path}: {reason}; make room there"))
+    except ClientDisconnect:
+        return Response(status_code=400)
+
+
+ROUTES: Sequence[tuple[str, str, Callable[[Site, Request], Awaitable[Response]], str]] = (
+    ("GET", "/commands", _commands, "All commands, folders and traces"),
+    ("GET", "/commands/{name}", _form, "The options of a command"),
+    ("POST", "/check", _check, "The command line of what is filled in; ?dry_run=1: its plan"),
+    ("POST", "/runs", _start, "Start a command"),
+    ("GET", "/runs", _runs, "The latest 200 runs"),
+    ("GET", "/runs/{id}", _run, "One run, with what it said and its results"),
+    ("GET", "/runs/{id}/events", _events, "Server-sent events, one a second until it ends"),
+    ("GET", "/runs/{id}/result", _result_of_run, "The result of a run that has ended"),
+    ("POST", "/runs/{id}/stop", _stop, "End a run as Ctrl-C does; its result is kept"),
+    ("DELETE", "/runs/{id}", _cancel, "End a run and remove what it wrote"),
+    ("GET", "/results", _results, "The results of the folder, filtered"),
+    ("GET", "/results/{path:path}", _document, "The document of a result"),
+    ("PUT", "/notes/{path:path}", _notes, "Label and note beside a result"),
+    ("GET", "/page", _page, "Results as one self-contained page; ?result=PATH, up to six"),
+    ("POST", "/traces", _upload, "Upload a trace, at most 256 MiB; ?name=NAME"),
+    ("POST", "/scenarios", _scenario, "Write a scenario with other instances; for sim"),
+    ("POST", "/login", _login, "Exchange the token for a cookie"),
+    ("GET", "/openapi.json", _openapi, "This document"),
+)
+"""Method, path, handler and what it is for: the routes and the OpenAPI document."""
+
+
+def application(site: Site, guard: Callable[[Any], Guard]) -> Any:
+    """Return the application with its guard before it."""
+    routes = [
+        Route(path, partial(_errors, handler, site), methods=[method])
+        for method, path, handler, _ in ROUTES
+    ]
+    routes += [
+        Route("/", partial(_errors, _static, site)),
+        Route("/static/{name}", partial(_errors, _static, site)),
+        Route("/{rest:path}", partial(_errors, _nothing, site)),
+    ]
+    app = Starlette(
+        routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)]
+    )
+    return guard(app)
+
+
+async def _nothing(site: Site, request: Request) -> Response:
+    raise KeyError(request.url.path)

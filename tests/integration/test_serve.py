@@ -1,0 +1,450 @@
+"""The server of `serve` as a process: runs over HTTP, and everything that may be wrong with what is
+asked of it."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from kv_cache.web.guard import MOST_JSON_BYTES, MOST_UPLOAD_BYTES
+from kv_cache.web.index import INDEX
+from tests.cli import PROGRAM, ROOT, environment
+from tests.serving import TINY, Served, end, serving
+
+SHORT = {**TINY, "run.duration_s": "2"}
+LONG = {**TINY, "run.duration_s": "120"}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    with serving(folder) as server:
+        yield server
+
+
+def events(server: Served, name: str, headers: dict[str, str] | None = None) -> list[Any]:
+    """All events of a run until its end."""
+    address = urlsplit(server.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+    connection.request("GET", f"/runs/{name}/events", headers=headers or {})
+    answer = connection.getresponse()
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    blocks = answer.read().decode().split("\n\n")
+    connection.close()
+    assert blocks[-2].startswith("event: end")
+    return [json.loads(re.findall("^data: (.*)$", each, re.M)[0]) for each in blocks[:-2]]
+
+
+def begun(server: Served, name: str) -> None:
+    """Wait until a run has its directory, which it makes when it has its storage."""
+    until = time.monotonic() + 30
+    while not list((server.results / name).glob("out/run-*")):
+        assert time.monotonic() < until, server.ask(f"/runs/{name}")
+        time.sleep(0.1)
+
+
+def test_a_run_leaves_the_files_of_the_command_line_and_shows_its_command(served: Served) -> None:
+    name = served.start(**SHORT, **{"output.label": "first"})
+    seen = events(served, name)
+    now = [event["now"] for event in seen if "now" in event and event["now"]["tiers"]]
+    assert any(numbers["tiers"]["storage"].get("write_gib_s", 0) > 0 for numbers in now)
+    assert {"measure"} <= {numbers["phase"] for numbers in now}
+    assert all(len(numbers["slos"]) == 3 for numbers in now)
+    assert seen[-1]["state"] == "done"
+    run = served.ended(name)
+    assert run["line"].startswith("kv-cache.py run --model=tiny-1b ")
+    assert f"--results-dir={served.results / name / 'out'}" in run["line"]
+    (row,) = run["results"]
+    assert row["label"] == "first"
+    assert row["path"].startswith(f"{name}/out/run-")
+    folder = (served.results / row["path"]).parent
+    assert {file.name for file in folder.iterdir()} == {
+        "config.yaml", "environment.json", "report.html", "result.json",
+    }  # fmt: skip
+    _, document = served.ask(f"/runs/{name}/result")
+    assert document == json.loads((folder / "result.json").read_text())
+    words = [*run["line"].split()[1:], "--dry-run"]
+    checked = subprocess.run([sys.executable, str(PROGRAM), *words], env=environment(), check=False)
+    assert checked.returncode == 0
+
+
+def test_what_the_command_line_refuses_is_refused_with_its_sentence(served: Served) -> None:
+    status, answer = served.ask(
+        "/runs", {"command": "run", "values": {"run.num_users": "0", "io.fsync": "nevr"}}
+    )
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "run", "--num-users=0", "--fsync=nevr"],
+        env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert (status, answer["error"]["kind"]) == (422, "config")
+    assert answer["error"]["sentence"] in done.stderr
+
+
+def test_what_only_the_start_finds_is_told_by_the_check_and_by_the_run(served: Served) -> None:
+    values = {
+        **SHORT,
+        "tiers.cache_dir": str(served.results.parent),
+        "tiers.storage_capacity_gib": "9e6",
+    }
+    wanted = {"command": "run", "values": values}
+    status, answer = served.ask("/check?dry_run=1", wanted)
+    assert status == 422
+    assert "the run wants" in answer["error"]["sentence"]
+    run = served.ended(served.start(**values))
+    assert (run["state"], run["exit_code"]) == ("failed", 2)
+    sentences = run["refusal"], answer["error"]["sentence"]
+    assert len({re.sub("[0-9.]+", "N", each) for each in sentences}) == 1, sentences  # free space
+
+
+def test_the_check_says_what_will_be_done_and_does_nothing(served: Served) -> None:
+    before = sorted(served.results.rglob("*"))
+    status, answer = served.ask("/check?dry_run=1", {"command": "run", "values": SHORT})
+    assert status == 200, answer
+    assert "2 s with real I/O" in answer["planned"]
+    assert "tier storage" in answer["planned"]
+    assert "num_users: 4" in answer["yaml"]
+    assert sorted(served.results.rglob("*")) == before
+
+
+def test_of_two_starts_on_one_device_one_is_refused_whoever_runs(served: Served) -> None:
+    drive = served.results.parent / "drive"
+    values = {**LONG, "tiers.cache_dir": str(drive)}
+    name = served.start(**values)
+    other = {**LONG, "tiers.cache_dir": str(drive.with_name("other"))}
+    status, answer = served.ask("/runs", {"command": "run", "values": other})
+    assert (status, answer["error"]["kind"]) == (409, "busy")
+    assert "is in use by a run" in answer["error"]["sentence"]
+    begun(served, name)
+    status, stopped = served.ask(f"/runs/{name}/stop", {})
+    assert status == 200, stopped
+    run = served.ended(name)
+    assert (run["state"], run["exit_code"]) == ("failed", 130)
+    status, document = served.ask(f"/runs/{name}/result")
+    assert document["kv_cache"]["status"] == "interrupted"  # what was measured is kept
+    by_hand = subprocess.Popen(
+        [sys.executable, str(PROGRAM), "run", *run["line"].split()[2:-2],
+         f"--output={drive.parent / 'hand.json'}"],
+        env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 30
+        while not list(drive.glob("kv-cache-run-*")) and time.monotonic() < until:
+            time.sleep(0.1)
+        status, answer = served.ask("/runs", {"command": "run", "values": other})
+        assert (status, answer["error"]["kind"]) == (409, "busy")
+    finally:
+        by_hand.send_signal(signal.SIGINT)
+        by_hand.wait(timeout=60)
+
+
+def test_a_run_that_is_cancelled_leaves_no_result(served: Served) -> None:
+    name = served.start(**LONG)
+    begun(served, name)
+    status, _ = served.ask(f"/runs/{name}", method="DELETE")
+    assert status == 200
+    run = served.ended(name)
+    assert run["state"] == "cancelled"
+    assert run["files"] == [f"{name}/stderr.txt", f"{name}/stdout.txt", f"{name}/web.json"]
+    status, answer = served.ask(f"/runs/{name}", method="DELETE")
+    assert (status, answer["error"]["kind"]) == (409, "busy")
+
+
+def test_killed_the_server_leaves_runs_to_end_and_the_next_one_knows_them(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(serving(tmp_path))
+        going = first.start(**LONG, **{"tiers.cache_dir": str(tmp_path / "drive")})
+        done = first.start(**SHORT, **{"run.virtual_time": "true"})
+        first.ended(done)
+        first.process.send_signal(signal.SIGKILL)
+        first.process.wait(timeout=10)
+        second = stack.enter_context(serving(tmp_path))
+        _, runs = second.ask("/runs")
+        assert {run["id"]: run["state"] for run in runs["runs"]} == {
+            going: "running", done: "done",
+        }  # fmt: skip
+        other = {**LONG, "tiers.cache_dir": str(tmp_path / "other")}
+        status, _ = second.ask("/runs", {"command": "run", "values": other})
+        assert status == 409  # it has its device, though its server is gone
+        _, run = second.ask(f"/runs/{going}")
+        end(run["pid"])
+        assert second.ended(going)["state"] == "interrupted"
+
+
+def test_results_that_cannot_be_read_are_listed_with_their_fault(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    good = (ROOT / "docs/reports/result.json").read_bytes()
+    (results / "good.json").write_bytes(good)
+    (results / "short.json").write_bytes(good[: len(good) // 2])
+    (results / "changed.json").write_bytes(good.replace(b'"seed":42', b'"seed":43'))
+    shutil.copy(ROOT / "tests/data/result_7.json", results / "older.json")
+    (results / "benchmark_results_empty.json").touch()
+    (results / "package.json").write_text('{"name": "none of ours"}')
+    (results / INDEX).write_text("not a database, which is made again from the folder " * 100)
+    with serving(tmp_path) as server:
+        _, listed = server.ask("/results?fresh=1")
+        faults = {row["path"]: row["fault"] for row in listed["results"]}
+        assert faults["good.json"] is None
+        assert faults["older.json"] is None
+        assert "cut short" in faults["short.json"]
+        assert "was changed after its run" in faults["changed.json"]
+        assert "empty" in faults["benchmark_results_empty.json"]
+        assert len(faults) == 5
+        assert listed["indexing"]["done"] == listed["indexing"]["total"]
+        status, answer = server.ask("/results/short.json")
+        assert status == 422
+        assert "cut short" in answer["error"]["sentence"]
+        _, filtered = server.ask("/results?kind=run&verdict=valid")
+        assert [row["path"] for row in filtered["results"]] == ["good.json"]
+
+
+def test_notes_stand_beside_the_result_which_stays_sealed(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    target = Path(shutil.copy(ROOT / "docs/reports/result.json", results / "good.json"))
+    before = target.read_bytes()
+    notes = {"label": "<b>mine</b>", "note": "cold drive"}
+    with serving(tmp_path) as server:
+        server.ask("/results?fresh=1")
+        assert server.ask("/notes/good.json", notes, "PUT") == (200, notes)
+        status, answer = server.ask("/notes/..%2f..%2fetc%2fpasswd", notes, "PUT")
+        assert (status, answer["error"]["kind"]) == (422, "usage")
+        _, listed = server.ask("/results?fresh=1&label=%3Cb%3Emine%3C%2Fb%3E")
+    assert [row["note"] for row in listed["results"]] == ["cold drive"]
+    assert target.read_bytes() == before
+    assert json.loads((results / "good.notes.json").read_text()) == notes
+    with sqlite3.connect(results / INDEX) as index:
+        index.execute("DELETE FROM results")
+    index.close()
+    with serving(tmp_path) as server:  # the database is thrown away: nothing is lost
+        _, listed = server.ask("/results?fresh=1")
+    assert [row["label"] for row in listed["results"]] == ["<b>mine</b>"]
+
+
+def test_a_page_is_one_file_that_needs_nothing_else(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    for name in ("a.json", "b.json"):
+        shutil.copy(ROOT / "docs/reports/result.json", results / name)
+    with serving(tmp_path) as server:
+        server.ask("/results?fresh=1")
+        status, html = server.ask("/page?result=a.json&result=b.json&save=1")
+        assert status == 200
+        assert html.startswith(b"<!doctype html>\n<!-- kv-cache report")
+        assert b"Side by side" in html
+        status, _ = server.ask("/page?result=a.json&result=/etc/passwd")
+        assert status == 422
+
+
+def test_a_trace_is_uploaded_looked_at_and_replayed(served: Served) -> None:
+    trace = (ROOT / "datasets/mooncake_sample.jsonl").read_bytes()
+    octets = {"Content-Type": "application/octet-stream"}
+    status, kept = served.ask("/traces?name=mine.jsonl", trace, headers=octets)
+    assert status == 201, kept
+    assert Path(kept["path"]).read_bytes() == trace
+    status, answer = served.ask("/traces?name=mine.jsonl", trace, headers=octets)
+    assert "is there already" in answer["error"]["sentence"]
+    for name in ("../up.jsonl", "a/b.csv", ".hidden", "config.yaml", ""):
+        status, answer = served.ask(f"/traces?name={name}", trace, headers=octets)
+        assert (status, answer["error"]["kind"]) == (422, "config"), name
+    _, known = served.ask("/commands")
+    assert kept["path"] in known["traces"]
+    run = served.ended(served.start("trace stats", path=kept["path"]))
+    assert run["state"] == "done"
+    (row,) = run["results"]
+    assert row["kind"] == "trace-stats"
+
+
+def test_a_simulation_is_started_with_instances_of_its_own(served: Served) -> None:
+    groups = {"small": {"count": 2, "hbm_gib": 16}, "large": {"count": 1, "hbm_gib": 80}}
+    drawn = {"name": "unequal", "base": "single-node", "instances": groups}
+    status, written = served.ask("/scenarios", drawn)
+    assert status == 201, written
+    run = served.ended(served.start("sim", scenario=written["path"], preset="smoke"))
+    assert run["state"] == "done", run["log"]
+    assert [row["kind"] for row in run["results"]] == ["sim"]
+    _, document = served.ask(f"/runs/{run['id']}/result")
+    assert set(document["kv_cache"]["config"]["instances"]) == {"small", "large"}
+    for wrong in ({"name": "../up"}, {"instances": {"a": {"count": 0}}}, {"base": "/etc/passwd"}):
+        status, answer = served.ask("/scenarios", {**drawn, "name": "other", **wrong})
+        assert status == 422, answer
+    assert [path.name for path in (served.results / "scenarios").iterdir()] == ["unequal.yaml"]
+
+
+# --- who may ask -----------------------------------------------------------------------------
+
+
+def raw(server: Served, head: str, body: bytes = b"") -> bytes:
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname or "", address.port or 0), timeout=30) as sock:
+        sock.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+        answer = b""
+        while part := sock.recv(65536):
+            answer += part
+        return answer
+
+
+def test_a_stranger_s_name_for_this_machine_is_not_served(served: Served) -> None:
+    answer = raw(served, "GET /runs HTTP/1.1\nHost: evil.example\nConnection: close")
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert b"foreign-host" in answer
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}],
+)
+def test_a_stranger_s_page_can_do_and_read_nothing(served: Served, headers: dict[str, str]) -> None:
+    for method, path in (("POST", "/runs"), ("GET", "/runs"), ("DELETE", "/runs/x")):
+        body = {"command": "run", "values": SHORT} if method == "POST" else None
+        status, answer = served.ask(path, body, method, headers)
+        assert (status, answer["error"]["kind"]) == (403, "foreign-origin")
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+def test_what_a_form_of_another_site_can_send_is_not_taken(served: Served, kind: str) -> None:
+    body = json.dumps({"command": "run", "values": SHORT}).encode()
+    for path in ("/runs", "/traces?name=a.csv"):
+        status, answer = served.ask(path, body, headers={"Content-Type": kind})
+        assert (status, answer["error"]["kind"]) == (415, "content-type")
+
+
+def test_another_address_needs_a_token_and_the_token_opens_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "serve", "--port=0", "--host=0.0.0.0"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "KV_CACHE_SERVE__TOKEN" in done.stderr
+    token = "0123456789abcdef"
+    with serving(tmp_path, "--host=0.0.0.0", variables={"KV_CACHE_SERVE__TOKEN": token}) as server:
+        server.url = server.url.replace("0.0.0.0", "127.0.0.1")
+        status, answer = server.ask("/runs")
+        assert (status, answer["error"]["kind"]) == (401, "no-token")
+        assert server.ask("/static/uPlot.min.css")[0] == 200  # the page asks for the token
+        assert server.ask("/runs", headers={"Authorization": f"Bearer {token}"})[0] == 200
+        assert server.ask("/runs", headers={"Cookie": f"kv_cache_token={token}"})[0] == 200
+        assert server.ask("/runs", headers={"Authorization": f"Bearer {token}x"})[0] == 401
+        assert server.ask("/login", "wrong")[0] == 401
+        assert server.ask("/login", token)[0] == 200
+
+
+def test_a_port_in_use_is_one_sentence(served: Served, tmp_path: Path) -> None:
+    port = urlsplit(served.url).port
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "serve", f"--port={port}"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"--port {port}: it is in use on 127.0.0.1" in done.stderr
+
+
+# --- bounds ----------------------------------------------------------------------------------
+
+
+def test_a_body_of_a_gigabyte_is_refused_before_it_is_read(served: Served) -> None:
+    host = urlsplit(served.url).netloc
+    for path, kind in (("/runs", "application/json"), ("/traces?name=a.csv",
+                                                       "application/octet-stream")):  # fmt: skip
+        head = f"POST {path} HTTP/1.1\nHost: {host}\nContent-Type: {kind}\n"
+        answer = raw(served, f"{head}Content-Length: {1 << 30}", b"x" * 1000)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        bound = MOST_JSON_BYTES if path == "/runs" else MOST_UPLOAD_BYTES
+        assert f"more than {bound >> 20} MiB".encode() in answer
+
+
+def test_a_body_without_a_length_has_the_same_bound(served: Served) -> None:
+    head = (f"POST /runs HTTP/1.1\nHost: {urlsplit(served.url).netloc}\n"
+            "Content-Type: application/json\nTransfer-Encoding: chunked")  # fmt: skip
+    chunks = b"100000\r\n" + b" " * 0x100000 + b"\r\n1\r\n \r\n0\r\n\r\n"
+    answer = raw(served, head + "\nConnection: close", chunks)
+    assert b"too-large" in answer
+
+
+def test_a_thousand_connections_that_say_nothing_keep_nobody_out(served: Served) -> None:
+    address = urlsplit(served.url)
+    with ExitStack() as stack:
+        for _ in range(1000):
+            sock = socket.create_connection((address.hostname or "", address.port or 0), timeout=30)
+            stack.enter_context(sock)
+        assert served.ask("/runs")[0] == 200
+    limit = int(re.findall(r"Max open files\s+(\d+)",
+                           Path(f"/proc/{served.process.pid}/limits").read_text())[0])  # fmt: skip
+    assert len(os.listdir(f"/proc/{served.process.pid}/fd")) < min(limit, 300)
+
+
+def test_watchers_who_go_away_are_forgotten(served: Served) -> None:
+    name = served.start(**SHORT)
+    address = urlsplit(served.url)
+    for _ in range(80):  # more than may watch at once
+        with socket.create_connection((address.hostname or "", address.port or 0)) as sock:
+            sock.sendall(f"GET /runs/{name}/events HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n"
+                         .encode())  # fmt: skip
+            assert sock.recv(20).startswith(b"HTTP/1.1 ")
+    served.ended(name)
+    assert events(served, name)[-1]["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/nothing", None, 404),
+        ("GET", "/runs/none", None, 404),
+        ("GET", "/runs/..%2f..%2fetc/result", None, 404),
+        ("GET", "/static/..%2f..%2f..%2fcli%2frun.py", None, 404),
+        ("GET", "/results/..%2f..%2fetc%2fpasswd", None, 422),
+        ("GET", "/results?limit=x", None, 422),
+        ("POST", "/runs", b"[1,", 422),
+        ("POST", "/runs", b'{"command":"run","values":{"run.seed":[{}]}}', 422),
+        ("POST", "/runs", b'{"command":"run","wrong":1}', 422),
+        ("POST", "/runs", b'{"command":"rm -rf /"}', 422),
+        ("POST", "/runs", b'{"command":"compile"}', 422),
+        ("POST", "/runs", b'{"command":"run","values":{"run.seeds":"1"}}', 422),
+        ("POST", "/check", b'{"command":"run","values":{"run.seed":"$(id)"}}', 422),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_request_is_said_in_a_sentence(
+    served: Served, method: str, path: str, body: bytes | None, status: int
+) -> None:
+    answered, answer = served.ask(path, body, method)
+    assert answered == status
+    assert len(answer["error"]["sentence"]) > 20
+
+
+def test_the_openapi_document_names_every_route_and_every_option_that_may_be_set(
+    served: Served,
+) -> None:
+    status, document = served.ask("/openapi.json")
+    assert status == 200
+    assert {"/runs", "/runs/{id}", "/runs/{id}/events", "/runs/{id}/result"} <= set(
+        document["paths"]
+    )
+    assert set(document["paths"]["/runs/{id}"]) == {"get", "delete"}
+    commands = {
+        each["properties"]["command"]["const"]: each["properties"]["values"]["properties"]
+        for each in document["components"]["schemas"]["Wanted"]["oneOf"]
+    }
+    assert "run.num_users" in commands["run"]
+    assert "tiers.erase_device" not in commands["run"]
+    assert "compile" not in commands

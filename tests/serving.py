@@ -1,0 +1,117 @@
+"""A server of `serve` as a process, and requests to it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cli import PROGRAM, environment
+
+TINY = {
+    "run.model": "tiny-1b",
+    "tiers.gpu_mem_gib": "0",
+    "tiers.cpu_mem_gib": "0.0078125",
+    "tiers.storage_capacity_gib": "0.0625",
+    "run.generation_mode": "none",
+    "run.num_users": "4",
+    "run.seed": "3",
+    "run.warmup_s": "0",
+    "run.drain_s": "1",
+    "run.kv_bytes_per_token": "3072",
+    "passport.measurement": "false",
+}
+"""A run that takes little."""
+
+
+class Served:
+    """A server that listens."""
+
+    def __init__(self, url: str, process: "subprocess.Popen[str]", results: Path) -> None:
+        self.url, self.process, self.results = url, process, results
+
+    def ask(
+        self, path: str, body: Any = None, method: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, Any]:  # fmt: skip
+        """Return the status and the document of an answer."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(
+            self.url + path, data, sent, method=method or ("GET" if data is None else "POST")
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                content, status = answer.read(), answer.status
+        except urllib.error.HTTPError as error:
+            content, status = error.read(), error.code
+        return status, json.loads(content) if content[:1] in (b"{", b"[", b'"') else content
+
+    def start(self, command: str = "run", **values: Any) -> str:
+        """Start a command, once no other test has its device; its id."""
+        until = time.monotonic() + 200
+        while True:
+            status, started = self.ask("/runs", {"command": command, "values": values})
+            if status != 409 or time.monotonic() > until:
+                break
+            time.sleep(0.1)
+        assert status == 201, started
+        name: str = started["id"]
+        return name
+
+    def ended(self, name: str, limit_s: float = 90) -> dict[str, Any]:
+        """Wait for the end of a run; return what is known of it."""
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
+            _, run = self.ask(f"/runs/{name}")
+            if run["state"] != "running":
+                assert isinstance(run, dict)
+                return run
+            time.sleep(0.1)
+        raise AssertionError(f"{name} goes on after {limit_s:g} s: {run['log']}")
+
+
+@contextmanager
+def serving(
+    folder: Path, *words: str, variables: Mapping[str, str] | None = None
+) -> Iterator[Served]:
+    """Serve the results of a folder at any free port, until the end of the context."""
+    results = folder / "results"
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), "serve", "--port=0", f"--results={results}",
+         f"--folder={folder}", *words],
+        cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**environment(), **(variables or {})},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        lines = []
+        while (line := process.stdout.readline()) and "serving http" not in line:
+            lines.append(line)
+        match = re.search(r"serving (http://\S+)/", line)
+        assert match is not None, lines
+        yield Served(match[1], process, results)
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+        if process.stdout is not None:
+            process.stdout.close()
+        for file in results.glob("*/web.json"):
+            pid = json.loads(file.read_text())
+            if pid["exit_code"] is None and Path(f"/proc/{pid['pid']}").exists():
+                end(pid["pid"])
+
+
+def end(pid: int) -> None:
+    """End a run that a test left behind."""
+    try:
+        os.killpg(pid, 9)
+    except ProcessLookupError:
+        return
