@@ -46,6 +46,7 @@ TEXTS: Mapping[str, WebClass] = {
     "output.note": WebClass.FREE,
     "capacity.slo": WebClass.FREE,
     "lab.pattern": WebClass.WORD,
+    "trace pattern.pattern": WebClass.WORD,
     "lab.policies": WebClass.WORD,
     "lab.admission": WebClass.WORD,
     "lab.capacities": WebClass.WORD,

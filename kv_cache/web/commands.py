@@ -47,7 +47,8 @@ _FIRST = (
 there for where its results go, which the page says itself."""
 _OUTPUTS = {
     "report": "report.html", "plot": "picture.svg", "trace plot": "picture.svg",
-    "trace convert": "trace.jsonl", "trace fit": "users.yaml", "probe": "profile.yaml",
+    "trace convert": "trace.jsonl", "trace pattern": "trace.jsonl",
+    "trace fit": "users.yaml", "probe": "profile.yaml",
     "calibrate": "hardware.yaml",
 }  # fmt: skip
 """What the file that a command writes is called, where it is no JSON."""
