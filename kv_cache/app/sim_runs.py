@@ -15,10 +15,11 @@ from kv_cache.config.machine import read_described
 from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_hardware import HardwareUsed, described, hardware_used
-from kv_cache.config.scenario_rules import kv_bytes_per_token
+from kv_cache.config.scenario_rules import check, kv_bytes_per_token
 from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
+from kv_cache.config.yaml_files import find_config
 from kv_cache.core.errors import UsageError
 from kv_cache.files.cluster_events import EventLog
 from kv_cache.files.cluster_tables import ColumnsFile
@@ -26,6 +27,7 @@ from kv_cache.files.writing import cannot_write, open_atomically
 from kv_cache.result.paths import value_at
 from kv_cache.result.simulation.document import run_row, variant_row
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
+from kv_cache.sim.cluster.hardware_models import HardwareModels
 from kv_cache.sim.cluster.outcome import ClusterOutcome
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.simulate import simulate
@@ -123,7 +125,9 @@ class ScenarioInputs:
     def _check(self, scenario: Scenario) -> None:
         model = scenario.model
         block_bytes = kv_bytes_per_token(model) * model.block_tokens
-        ClusterTopology(*self.machine(scenario), block_bytes)
+        profiled, models = self.machine(scenario)
+        check(profiled, whole=False)
+        ClusterTopology(profiled, models.devices, block_bytes)
         self.work(scenario)
 
     def work(self, scenario: Scenario) -> TraceWork | None:
@@ -171,18 +175,19 @@ class ScenarioInputs:
             rows += [row for row in used if row not in rows]
         return rows
 
-    def machine(self, scenario: Scenario) -> tuple[Scenario, dict[str, ProfileModel]]:
-        """Return the scenario as its tiers' profiles have it, and the measured devices among
-        them."""
-        profiled, curves = described(scenario, self._read)
-        for curve in curves.values():
+    def machine(self, scenario: Scenario) -> tuple[Scenario, HardwareModels]:
+        """Return the scenario as its profiles have it, and what of them is no constant."""
+        parts = described(scenario, self._read)
+        for curve in parts.curves.values():
             if id(curve) not in self._models:
                 self._models[id(curve)] = ProfileModel(curve)
-        return profiled, {tier: self._models[id(curve)] for tier, curve in curves.items()}
+        devices = {tier: self._models[id(curve)] for tier, curve in parts.curves.items()}
+        return parts.scenario, HardwareModels(devices=devices, gpus=parts.gpus)
 
     def _read(self, path: str) -> Profile | HardwareProfile:
         if path not in self._files:
-            self._files[path] = read_described(path)
+            file = find_config(Path(path), "hardware profile", "hardware")
+            self._files[path] = read_described(file)
         return self._files[path]
 
 
@@ -293,10 +298,10 @@ class _Runs:
         ids: dict[int, str] | None = {} if self._names_requests else None
         log = None if self._log is None else self._log.begin(self._ended + 1, ids)
         source = build_source(scenario, chain, self._inputs.work(scenario), ids)
-        profiled, profiles = self._inputs.machine(scenario)
+        profiled, models = self._inputs.machine(scenario)
         outcome = simulate(
             profiled, source, chain,
-            on_event=log, progress=progress, profiles=profiles,
+            on_event=log, progress=progress, hardware=models,
         )  # fmt: skip
         self._done = before + self._inputs.requests(scenario)
         self._bar.to(self._done)

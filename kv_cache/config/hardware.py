@@ -103,6 +103,9 @@ class Compute(_Section):
 
     flop_per_s: float | None = opt(None, "Peak, dense", unit="FLOP/s", above=0, high=1e21)
     dtype: str | None = opt(None, "Type of the operands: bf16, fp8")
+    fp8_flop_per_s: float | None = opt(
+        None, "Peak of FP8 operands, beside that of 16 bits", unit="FLOP/s", above=0, high=1e21
+    )
     provenance: Provenance = field(default_factory=Provenance)
 
 
@@ -167,6 +170,9 @@ class Storage(_Section):
     read_latency_us: float | None = _delay("Time before a read's first byte")
     write_latency_us: float | None = _delay("Time before a write's first byte")
     provenance: Provenance = field(default_factory=Provenance)
+
+
+Section = Hbm | Compute | Dram | Link | Nic | Pool | Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

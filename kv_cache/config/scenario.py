@@ -49,12 +49,17 @@ class ModelSection:
         0, "KV state of one token; 0 = as the geometry and the type say", unit="bytes", low=0,
         high=10**9,
     )  # fmt: skip
-    params_billion: float = opt(
-        8.03, "Weights that every token passes through", unit="10^9", above=0, high=1e5,
-        read_when="computed",
+    params_billion: float | None = opt(
+        None, "Weights that every token passes through; if not given, the built-in model's own",
+        unit="10^9", above=0, high=1e5, read_when="computed or profiled",
+    )  # fmt: skip
+    total_params_billion: float | None = opt(
+        None, "Weights that memory holds, more than these in a mixture of experts; if not given, "
+        "the built-in model's own, or params_billion", unit="10^9", above=0, high=1e5,
+        read_when="profiled",
     )  # fmt: skip
     weight_bits: int = opt(
-        16, "Bits of one weight", unit="bits", low=1, high=64, read_when="computed"
+        16, "Bits of one weight", unit="bits", low=1, high=64, read_when="computed or profiled"
     )
     block_tokens: int = opt(16, "Tokens of a block", unit="tokens", low=1, high=65_536)
 
@@ -229,9 +234,21 @@ class InstanceSection:
 
     count: int = opt(1, "Instances of the group", low=1, high=1_000_000)
     role: str = opt("mixed", "What they do", choices=ROLES)
-    hbm_gib: float = opt(
-        16.0, "GPU memory for KV state, beside the weights", unit="GiB", low=0, high=1e6
+    profile: str | None = opt(
+        None, "GPU in place of its memory and peaks: a shipped hardware profile (h100), or a "
+        "file of `calibrate`, of one kind of GPU", metavar="PATH",
+    )  # fmt: skip
+    tensor_parallel: int = opt(
+        1, "GPUs of the profile that share each layer", low=1, high=1024, read_when=".profile"
     )
+    activation_share: float = opt(
+        0.1, "Share of a GPU's memory for activations and the engine itself, beside weights and KV "
+        "state", low=0, high=0.99, read_when=".profile",
+    )  # fmt: skip
+    hbm_gib: float = opt(
+        16.0, "GPU memory for KV state, beside the weights", unit="GiB", low=0, high=1e6,
+        read_when="!.profile",
+    )  # fmt: skip
     compute: str = opt(
         "roofline",
         "roofline: FLOPs and bytes against the peaks; rate: measured tokens per second; none: no "
@@ -240,14 +257,15 @@ class InstanceSection:
     )
     tflops: float = opt(
         800.0, "Peak of the instance", unit="10^12 FLOP/s", above=0, high=1e9,
-        read_when=".compute=roofline",
+        read_when=(".compute=roofline", "!.profile"),
     )  # fmt: skip
     flops_share: float = opt(
         0.5, "Share of it that prefill reaches", above=0, high=1, read_when=".compute=roofline"
     )
     hbm_gbytes_per_s: float = opt(
-        3350.0, "Peak of its memory", unit="GB/s", above=0, high=1e9, read_when=".compute=roofline"
-    )
+        3350.0, "Peak of its memory", unit="GB/s", above=0, high=1e9,
+        read_when=(".compute=roofline", "!.profile"),
+    )  # fmt: skip
     bytes_share: float = opt(
         0.8, "Share of it that decoding reaches", above=0, high=1, read_when=".compute=roofline"
     )
@@ -274,6 +292,10 @@ class TopologySection:
     racks: int = opt(1, "Racks", low=1, high=100_000)
     nodes_per_rack: int = opt(1, "Nodes of a rack", low=1, high=10_000)
     instances_per_node: int = opt(8, "Places for instances in a node", low=1, high=1000)
+    profile: str | None = opt(
+        None, "Hardware profile whose topology takes their place, as far as it says one: a place "
+        "has as many GPUs as the largest tensor_parallel", metavar="PATH",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,6 +476,10 @@ class NetworkSection:
     (nic), rack and core (uplink); `wires` replace or add single ones."""
 
     discipline: str = opt("fifo", "How transfers share a link", choices=DISCIPLINES)
+    profile: str | None = opt(
+        None, "Hardware profile whose nvlink, pcie and nic take the place of these, as far as it "
+        "has them", metavar="PATH",
+    )  # fmt: skip
     nvlink: LinkSection = field(
         default_factory=lambda: LinkSection(gbytes_per_s=900.0, latency_us=1.0)
     )

@@ -25,7 +25,7 @@ from kv_cache.config.schema import describe, show
 from kv_cache.config.unread import Condition, Fact, conditions_of, holds, unread, value_at
 from kv_cache.config.yaml_files import read_model
 from kv_cache.core.errors import ConfigError, did_you_mean
-from kv_cache.core.model import MODELS, ModelShape
+from kv_cache.core.model import MODELS, PARAMETERS, ModelShape, Parameters
 from kv_cache.core.units import GIB, s_to_ns
 from kv_cache.workload.formats.base import MAX_TIME_NS
 from kv_cache.workload.lengths import whole
@@ -62,6 +62,25 @@ def kv_bytes_per_token(model: ModelSection) -> int:
     return model.kv_bytes_per_token or model_shape(model).bytes_per_token
 
 
+def parameters(model: ModelSection) -> Parameters:
+    """Weights of the model: what is given, else a built-in model's own. Raises ConfigError."""
+    known = PARAMETERS.get(model.name)
+    if model.params_billion is not None:
+        known = Parameters(model.params_billion, model.params_billion)
+    if known is None:
+        raise ConfigError(
+            f"model.params_billion is not given, and nothing says how many weights {model.name} "
+            "has; give those that a token of it passes through"
+        )
+    total = model.total_params_billion or known.total_billion
+    if total < known.active_billion:
+        raise ConfigError(
+            f"model.total_params_billion is {total:g}, less than the {known.active_billion:g} that "
+            "a token passes through; correct one of them"
+        )
+    return Parameters(known.active_billion, total)
+
+
 def lower_tiers(scenario: Scenario) -> list[str]:
     """Those below HBM that are there, the fastest first."""
     return [name for name in TIERS if getattr(scenario.tiers, name).capacity_gib > 0]
@@ -91,12 +110,13 @@ def refuse(idle: Mapping[str, str], where: str) -> None:
 def _problems(scenario: Scenario) -> Iterator[str]:
     yield from _model(scenario)
     yield from _roles(scenario)
-    yield from _places(scenario)
+    if scenario.topology.profile is None:  # else when it is read, of what it says
+        yield from _places(scenario)
+        yield from _wires(scenario)
     yield from _capacities(scenario)
     yield from _scopes(scenario)
     yield from _batches(scenario)
     yield from _work(scenario)
-    yield from _wires(scenario)
     yield from _policies(scenario)
 
 
@@ -111,21 +131,21 @@ def _model(scenario: Scenario) -> Iterator[str]:
             f"model.kv_dtype is {model.kv_dtype}, but model.kv_bytes_per_token says already how "
             "large a token is; give one of them"
         )
-    default = ModelSection()
-    if (
-        _is_computed(scenario)
-        and model.name != default.name
-        and model.params_billion == default.params_billion
-    ):
-        yield (
-            f"model.params_billion is {model.params_billion:g}, that of {default.name}, but "
-            f"model.name is {model.name}; give the weights that a token of it passes through"
-        )
+    if _is_computed(scenario) or _is_profiled(scenario):
+        try:
+            parameters(model)
+        except ConfigError as problem:
+            yield str(problem)
 
 
 def _is_computed(scenario: Scenario) -> bool:
     """Whether the size of the weights decides how long anything takes."""
     return any(group.compute == "roofline" for group in scenario.instances.values())
+
+
+def _is_profiled(scenario: Scenario) -> bool:
+    """Whether the size of the weights decides how much memory is left."""
+    return any(group.profile is not None for group in scenario.instances.values())
 
 
 def _roles(scenario: Scenario) -> Iterator[str]:
@@ -157,7 +177,11 @@ def instances_of(scenario: Scenario) -> int:
 
 def _capacities(scenario: Scenario) -> Iterator[str]:
     block = kv_bytes_per_token(scenario.model) * scenario.model.block_tokens
-    sizes = {f"instances.{name}.hbm_gib": g.hbm_gib for name, g in scenario.instances.items()}
+    sizes = {
+        f"instances.{name}.hbm_gib": group.hbm_gib
+        for name, group in scenario.instances.items()
+        if group.profile is None
+    }
     for name in TIERS:
         tier: TierSection = getattr(scenario.tiers, name)
         if tier.capacity_gib:
@@ -280,6 +304,7 @@ def _policies(scenario: Scenario) -> Iterator[str]:
 
 _FACTS: Mapping[str, Fact] = {
     "computed": Fact(lambda scenario: _is_computed(scenario), "instances without compute roofline"),
+    "profiled": Fact(lambda scenario: _is_profiled(scenario), "instances without a profile"),
     "separated": Fact(is_separated, "instances that all have role mixed"),
     "decode_by_prefix": Fact(
         lambda scenario: is_separated(scenario) and scenario.router.decode == "prefix-aware",

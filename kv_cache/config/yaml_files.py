@@ -55,10 +55,13 @@ def shipped(kind: Kind, text: str) -> Path:
 
 def beside(folder: Path, text: str) -> str:
     """Return a path that a file in `folder` names, from where the program runs. What the shipped
-    files have (`datasets/...`) and the folder has not stays as it is, for `shipped`."""
+    files have (`datasets/...`) and the folder has not stays as it is, for `shipped`; so does a word
+    without an ending, for `find_config`."""
     path = folder / Path(text).expanduser()
     if os.path.exists(path):
         return str(path)
+    if Path(text).name == Path(text).stem == text:
+        return text
     kind, *below = Path(text).parts or ("",)
     for shipped_kind in get_args(Kind):
         if kind == shipped_kind and find_shipped(shipped_kind, str(Path(*below))):

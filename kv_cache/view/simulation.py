@@ -124,7 +124,7 @@ def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
     yield "seeds", f"{first} and {more} more" if more > 0 else f"{first}"
     yield from (("trace", trace_text(trace)) for trace in facts.traces)
     if facts.hardware:
-        yield "hardware", "; ".join(map(_hardware_text, facts.hardware)) + "; the rest is assumed"
+        yield "hardware", _hardware_text(facts.hardware)
     if facts.left_out:
         names = ", ".join(facts.left_out)
         yield "left out", f"of the scenario, {_why_left_out(facts)}: {names}"
@@ -147,9 +147,17 @@ def _why_left_out(facts: SimFacts) -> str:
     return f"as source {work.get('source')} does not read it"
 
 
-def _hardware_text(used: HardwareUsed) -> str:
-    origin = ", ".join(filter(None, (PurePath(used.file).name, used.source, used.date)))
-    return f"{used.part} {used.state} ({origin})"
+def _hardware_text(hardware: Sequence[HardwareUsed]) -> str:
+    """The parts of each file and state, with the source of one that is alone."""
+    groups: dict[tuple[str, str], list[HardwareUsed]] = {}
+    for used in hardware:
+        groups.setdefault((used.file, used.state), []).append(used)
+    texts = []
+    for (file, state), parts in groups.items():
+        alone = (parts[0].source, parts[0].date) if len(parts) == 1 else ()
+        origin = ", ".join(filter(None, (PurePath(file).name, *alone)))
+        texts.append(f"{', '.join(part.part for part in parts)} {state} ({origin})")
+    return "; ".join(texts) + "; the rest is assumed"
 
 
 def _by_measure(facts: SimFacts) -> list[Part]:
@@ -362,7 +370,8 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
         detail=True,
     )
     lost = FactList(rows=list(_lost(variants)))
-    return present(latencies, *_first_token(variants), _service(variants), lost, all_numbers)
+    service = (_service(variants), _gpu_memory(variants))
+    return present(latencies, *_first_token(variants), *service, lost, all_numbers)
 
 
 def _shown_with_transfer(variants: Sequence[SimVariant]) -> list[Measure]:
@@ -413,6 +422,29 @@ def _service(variants: Sequence[SimVariant]) -> Table:
         },
         title="Requests and instances",
     )
+
+
+def _gpu_memory(variants: Sequence[SimVariant]) -> Table:
+    """How the memory of an instance is divided, where its GPUs are described."""
+    rows: list[list[Cell]] = [
+        [
+            _label(variant),
+            group,
+            variant.mean(f"{path}.gpus"),
+            *(variant.mean(f"{path}.{name}_bytes") for name in ("weights", "activation", "kv")),
+            variant.mean(f"{path}.kv_copies"),
+        ]
+        for variant in variants
+        for group in names_below([variant], "gpus")
+        for path in [f"gpus.{group}"]
+    ]
+    columns = [
+        ShownColumn("memory of an instance, GB"), ShownColumn("of"),
+        ShownColumn("GPUs", units.COUNT), ShownColumn("weights", _AMOUNT),
+        ShownColumn("activations", _AMOUNT), ShownColumn("KV state", _AMOUNT),
+        ShownColumn("copies of it", units.COUNT),
+    ]  # fmt: skip
+    return Table(title="Memory of GPUs", columns=columns, rows=rows)
 
 
 Cells = dict[ShownColumn, Callable[[SimVariant], Cell]]

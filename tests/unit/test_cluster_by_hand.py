@@ -9,6 +9,7 @@ import pytest
 from kv_cache.config.profile import Cell, Profile, Service
 from kv_cache.core.errors import ConfigError
 from kv_cache.sim.cluster.facts import facts, first_token_parts
+from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
 from kv_cache.sim.cluster.outcome import ClusterOutcome
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
@@ -55,7 +56,7 @@ def ran(
     values: Mapping[str, Any],
     requests: Sequence[ClusterRequest],
     chain: PrefixChain | None = None,
-    profiles: Mapping[str, ProfileModel] | None = None,
+    hardware: HardwareModels = PLAIN,
 ) -> ClusterOutcome:
     """Tokens of 1,000 bytes, blocks of 16."""
     scenario = scenario_of(
@@ -65,7 +66,7 @@ def ran(
             **values,
         }
     )
-    return simulate(scenario, Known(requests), chain or PrefixChain(), profiles=profiles)
+    return simulate(scenario, Known(requests), chain or PrefixChain(), hardware=hardware)
 
 
 # --- the model ---------------------------------------------------------------------------------
@@ -354,7 +355,8 @@ def test_a_measured_device_is_not_busier_than_it_can_be() -> None:
         },
         "network": {"pcie": {"gbytes_per_s": 10**9, "latency_us": 0}},
     }
-    found = ran(values, requests, chain, {"nvme": ProfileModel(Profile(name="p", cells=cells))})
+    devices = {"nvme": ProfileModel(Profile(name="p", cells=cells))}
+    found = ran(values, requests, chain, HardwareModels(devices=devices))
     told = facts(found)["links"]["device:nvme:read"]
     assert (told["servers"], told["transfers"]) == (4, 4)
     assert told["utilisation"] == pytest.approx(4 * 40 / (4 * 41), rel=1e-6)

@@ -222,7 +222,8 @@ RATES = Rates(3.7, 1234.5, 17.3)
 ROOFLINES = st.builds(
     Roofline,
     flop_token=st.floats(1, 1e4), flop_pair=st.floats(0, 10), byte_weights=st.floats(0, 1e5),
-    byte_token=st.floats(0, 10), overhead=st.floats(0, 1e4), token_ns=st.just(0.0),
+    byte_token=st.floats(0, 10), shared_token=st.floats(0, 10), overhead=st.floats(0, 1e4),
+    token_ns=st.just(0.0),
 )  # fmt: skip
 
 
@@ -235,8 +236,8 @@ def test_a_run_of_decode_steps_is_the_sum_of_its_steps(
 
 def test_lines_that_cross_beyond_all_numbers_are_added_up_as_well() -> None:
     hardly = Roofline(
-        flop_token=1.0, flop_pair=2.3e-311, byte_weights=2.0, byte_token=0.0, overhead=0.0,
-        token_ns=0.0,
+        flop_token=1.0, flop_pair=2.3e-311, byte_weights=2.0, byte_token=0.0, shared_token=0.0,
+        overhead=0.0, token_ns=0.0,
     )  # fmt: skip
     is_the_sum_of_its_steps(hardly, 1, 0, 300)
 

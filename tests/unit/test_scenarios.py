@@ -159,6 +159,7 @@ def test_shipped_scenarios_answer_the_questions_of_the_three_simulators() -> Non
         "single-node", "admission", "rack-pool", "eviction", "context-length",
         "unified-vs-separated",
         "pd-ratio", "transfer", "network-variance", "unequal-gpus", "b13", "cluster-10k", "pd-10k",
+        "h100-70b",
     }  # fmt: skip
 
 
@@ -295,7 +296,7 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
     [
         ({"model.name": "llama9"}, "model.name is 'llama9'; it must be a built-in model"),
         ({"model.kv_dtype": "fp8", "model.kv_bytes_per_token": 5}, "give one of them"),
-        ({"model.name": "qwen3-32b"}, "model.params_billion is 8.03, that of llama3.1-8b"),
+        ({"model.name": "tiny-1b"}, "nothing says how many weights tiny-1b has; give those that"),
         ({"instances.gpu.role": "prefill"}, "no decode instance"),
         ({"instances.gpu.role": "decode"}, "no prefill instance"),
         ({"instances.gpu.count": 9}, "9 instances, but the topology has places for 8 (1 racks"),

@@ -7,8 +7,8 @@ NOT_MODELLED = (
     ),
     (
         "An instance computes by its roofline or by its rates: no kernel is faster or slower "
-        "for a shape, there are no draft tokens, and how its GPUs share a layer is in its peaks "
-        "alone."
+        "for a shape, there are no draft tokens, and how its GPUs share a layer is in its peaks, "
+        "and with a profile in the ring that adds up their outputs."
     ),
     (
         "Tokenising, HTTP, the router's own time and the engine's CPU time are 0, but for "
@@ -24,5 +24,8 @@ NOT_MODELLED = (
     ),
     "Nothing fails: no instance, node or link goes away, and none is added.",
     ("Answers have the length that was drawn or recorded; no user gives up waiting or asks again."),
-    "HBM holds KV state alone: weights and activations are outside of hbm_gib.",
+    (
+        "hbm_gib is for KV state alone: weights and activations are outside of it, and divided "
+        "from it only where a profile describes the GPUs."
+    ),
 )

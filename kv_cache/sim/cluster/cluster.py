@@ -7,7 +7,7 @@ cluster > fleet (what routers see) > roster > instance > fabric; an instance rep
 same scenario gives the same outcome in every process.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.callbacks import ignore
@@ -17,6 +17,7 @@ from kv_cache.sim.cluster.event_loop import ARRIVES, ENDS
 from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.fleet import DecodeSide, PrefillSide
 from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
+from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
 from kv_cache.sim.cluster.instance import Instance, InstanceEvents
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.prefix_match import PrefixPart
@@ -25,7 +26,6 @@ from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Router
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready
 from kv_cache.sim.cluster.storage import TIERS
-from kv_cache.sim.profile_model import ProfileModel
 
 OnEvent = Callable[[int, str, int, int], None]
 
@@ -40,13 +40,13 @@ class Cluster(InstanceEvents):
         chain: PrefixChain,
         *,
         on_event: OnEvent | None = None,
-        profiles: Mapping[str, ProfileModel] | None = None,
+        hardware: HardwareModels = PLAIN,
     ) -> None:
         self.scenario = scenario
         self.chain = chain
         self._source = source
         self._emit = on_event
-        fabric = self._fabric = Fabric(scenario, chain, profiles)
+        fabric = self._fabric = Fabric(scenario, chain, hardware)
         self.loop, self.network, self.storage = fabric.loop, fabric.network, fabric.storage
         self.topology = fabric.topology
         self.block_tokens, self.block_bytes = fabric.block_tokens, fabric.block_bytes

@@ -7,6 +7,11 @@ head_dim FLOPs for each pair of a token and one it attends to; weights are read 
 state once for each sequence (a prompt chunk reads what lies before it). The longer of FLOPs and
 bytes counts.
 
+GPUs that share each layer (tensor parallelism; Shoeybi et al., Megatron-LM, arXiv 1909.08053,
+section 3) add up their outputs twice a layer, and nothing is computed meanwhile: a ring sends
+2 (N - 1)/N of hidden_dim x 2 bytes a token over the link of each GPU, in 2 (N - 1) steps
+(Patarasuk and Yuan, JPDC 69(2), 2009).
+
 Rate: measured rates of a whole instance, which its sequences share: prompt tokens over the prefill
 rate plus decoded tokens over the decode rate. None: no time at all.
 
@@ -18,7 +23,9 @@ from math import ceil
 from typing import Protocol
 
 from kv_cache.config.scenario import InstanceSection, ModelSection
-from kv_cache.config.scenario_rules import kv_bytes_per_token, model_shape
+from kv_cache.config.scenario_hardware import GpuGroup
+from kv_cache.config.scenario_rules import kv_bytes_per_token, model_shape, parameters
+from kv_cache.core.model import ModelShape
 from kv_cache.core.units import NS_PER_S, NS_PER_US
 
 NEVER = 1 << 62
@@ -78,19 +85,22 @@ class Rates:
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """ns per unit of work: `flop_token` for a token's way through the weights, `flop_pair` for one
-    pair of attention, `byte_weights` for reading all weights, `byte_token` for a token's state."""
+    pair of attention, `byte_weights` for reading all weights, `byte_token` for a token's state,
+    `shared_token` for adding up what several GPUs computed of it."""
 
     flop_token: float
     flop_pair: float
     byte_weights: float
     byte_token: float
+    shared_token: float
     overhead: float
     token_ns: float
 
     def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
         flops = (chunks + sequences) * self.flop_token + (pairs + context) * self.flop_pair
         nbytes = self.byte_weights + (read + context) * self.byte_token
-        return ceil(self.overhead + max(flops, nbytes))
+        shared = (chunks + sequences) * self.shared_token
+        return ceil(self.overhead + shared + max(flops, nbytes))
 
     def run_ns(self, sequences: int, context: int, steps: int) -> int:
         """FLOPs and bytes both grow in a straight line, so they cross at most once."""
@@ -109,7 +119,8 @@ class Roofline:
         else:
             first = _series(nbytes, more_bytes, 0, turn)
             rest = _series(flops, more_flops, turn, steps)
-        return ceil(steps * self.overhead + first + rest)
+        fixed = self.overhead + sequences * self.shared_token
+        return ceil(steps * fixed + first + rest)
 
     def steps_in(self, sequences: int, context: int, ns: int) -> int:
         """Search the number of steps: they become longer, so the first one bounds it."""
@@ -140,8 +151,13 @@ def pairs_of(before: int, tokens: int) -> int:
     return tokens * before + tokens * (tokens + 1) // 2
 
 
-def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: int) -> ComputeModel:
-    """Return the model of one group of instances."""
+def make_compute(
+    section: InstanceSection,
+    model: ModelSection,
+    max_num_seqs: int,
+    gpus: GpuGroup | None = None,
+) -> ComputeModel:
+    """Return the model of one group of instances; `gpus`: theirs, if they were described."""
     overhead = section.step_overhead_us * NS_PER_US
     if section.compute == "none":
         return Rates(0.0, 0.0, 0.0)
@@ -152,17 +168,33 @@ def make_compute(section: InstanceSection, model: ModelSection, max_num_seqs: in
     shape = model_shape(model)
     flops_ns = _each_ns(section.tflops * 1e12 * section.flops_share)
     bytes_ns = _each_ns(section.hbm_gbytes_per_s * 1e9 * section.bytes_share)
-    params = model.params_billion * 1e9
+    params = parameters(model).active_billion * 1e9
     flop_token = 2 * params * flops_ns
+    shared_token, shared_step = _sharing_ns(shape, gpus) if gpus else (0.0, 0.0)
+    overhead += shared_step
     byte_weights = params * model.weight_bits / 8 * bytes_ns
     return Roofline(
         flop_token=flop_token,
         flop_pair=4 * shape.num_layers * shape.num_heads * shape.head_dim * flops_ns,
         byte_weights=byte_weights,
-        byte_token=kv_bytes_per_token(model) * bytes_ns,
+        byte_token=kv_bytes_per_token(model) * (gpus.kv_copies if gpus else 1) * bytes_ns,
+        shared_token=shared_token,
         overhead=overhead,
-        token_ns=max(flop_token, (byte_weights + overhead) / max_num_seqs),
+        token_ns=max(flop_token, (byte_weights + overhead) / max_num_seqs) + shared_token,
     )
+
+
+_SUMS_OF_A_LAYER = 2
+_ACTIVATION_BYTES = 2
+
+
+def _sharing_ns(shape: ModelShape, gpus: GpuGroup) -> tuple[float, float]:
+    """Return what adding up takes for each token, and for each step whatever its tokens."""
+    if gpus.gpus == 1:
+        return 0.0, 0.0
+    sums, others = _SUMS_OF_A_LAYER * shape.num_layers, gpus.gpus - 1
+    sent = 2 * others / gpus.gpus * shape.hidden_dim * _ACTIVATION_BYTES
+    return sums * sent * _each_ns(gpus.link_bytes_per_s), sums * 2 * others * gpus.link_latency_ns
 
 
 def _each_ns(per_s: float) -> float:

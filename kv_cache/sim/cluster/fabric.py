@@ -3,35 +3,32 @@
 It is built first and knows none of its users: instances, routers and the cluster use it.
 """
 
-from collections.abc import Mapping
-
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_rules import kv_bytes_per_token
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.event_loop import Loop
+from kv_cache.sim.cluster.hardware_models import HardwareModels
 from kv_cache.sim.cluster.network import Network
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.storage import ClusterStorage
 from kv_cache.sim.cluster.topology import ClusterTopology
-from kv_cache.sim.profile_model import ProfileModel
 
 
 class Fabric:
     __slots__ = (
-        "block_bytes", "block_tokens", "chain", "loop", "network", "scenario", "storage",
-        "token_bytes", "topology",
+        "block_bytes", "block_tokens", "chain", "hardware", "loop", "network", "scenario",
+        "storage", "token_bytes", "topology",
     )  # fmt: skip
 
-    def __init__(
-        self, scenario: Scenario, chain: PrefixChain, profiles: Mapping[str, ProfileModel] | None
-    ) -> None:
+    def __init__(self, scenario: Scenario, chain: PrefixChain, hardware: HardwareModels) -> None:
         self.scenario = scenario
         self.chain = chain
+        self.hardware = hardware
         self.loop = Loop()
         self.block_tokens = scenario.model.block_tokens
         self.token_bytes = kv_bytes_per_token(scenario.model)
         self.block_bytes = self.block_tokens * self.token_bytes
-        self.topology = ClusterTopology(scenario, profiles, self.block_bytes)
+        self.topology = ClusterTopology(scenario, hardware.devices, self.block_bytes)
         seed = Seed(scenario.seed).child("network")
         self.network = Network(self.loop, scenario.network, seed)
         self.storage = ClusterStorage(

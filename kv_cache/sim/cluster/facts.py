@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kv_cache.config.scenario_hardware import GpuGroup
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, supported
 from kv_cache.sim.cluster.outcome import (
@@ -64,6 +65,7 @@ def facts(outcome: ClusterOutcome) -> Plain:
         "tiers": {tier.name: _tier(tier) for tier in outcome.tiers},
         "links": {link.kind: _link(link, _moving_s(outcome)) for link in outcome.links},
         "bytes_by_cause": dict(_causes(outcome.links)),
+        "gpus": {name: _gpus(group) for name, group in outcome.gpus.items()},
         "instances": _instances(outcome.instances, window_s),
         "concurrency_ns": outcome.concurrency_ns,
         "events": outcome.events,
@@ -286,6 +288,17 @@ def _causes(links: Iterable[LinkFacts]) -> Counter[str]:
 
 
 # --- instances -------------------------------------------------------------------------------
+
+
+def _gpus(group: GpuGroup) -> Plain:
+    """Return how the memory of one instance is divided."""
+    return {
+        "gpus": group.gpus,
+        "weights_bytes": group.weights_bytes,
+        "activation_bytes": group.activation_bytes,
+        "kv_bytes": group.kv_bytes,
+        "kv_copies": group.kv_copies,
+    }
 
 
 def _instances(every: Instances, window_s: float) -> Plain:

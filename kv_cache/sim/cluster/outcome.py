@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_hardware import GpuGroup
 
 REQUEST_COLUMNS = (
     "number", "arrival_ns", "queue_ns", "load_ns", "ttft_ns", "decode_queue_ns", "transfer_ns",
@@ -178,6 +179,7 @@ class ClusterOutcome:
     (Little: = the sum of the times that they spent there)."""
 
     scenario: Scenario
+    gpus: Mapping[str, GpuGroup] = field(default_factory=dict)
     requests: Requests
     blocks: Blocks
     tiers: list[ClusterTierFacts]

@@ -22,6 +22,7 @@ class Roster:
         groups, topology = fabric.scenario.instances, fabric.topology
         self.roles = [groups[topology.group_of(i)].role for i in range(topology.instances)]
         self.rules = rules_of(fabric.scenario)
+        self.gpus = fabric.hardware.gpus
         self._capacities = array("q")  # of HBM, by instance
         for group in groups.values():
             blocks = int(group.hbm_gib * GIB) // fabric.block_bytes
@@ -38,7 +39,9 @@ class Roster:
         if compute is None:
             scenario, most = self._fabric.scenario, self._most_seqs(name)
             group = scenario.instances[name]
-            compute = self._computes[name] = make_compute(group, scenario.model, most)
+            compute = self._computes[name] = make_compute(
+                group, scenario.model, most, self.gpus.get(name)
+            )
         return compute
 
     def instance(self, number: int) -> Instance:

@@ -2,13 +2,14 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import ConfigError
 from kv_cache.sim.cluster.cluster import Cluster, OnEvent
 from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.laws import Log, broken_law, check, check_end
 from kv_cache.sim.cluster.links import NetworkLink
@@ -25,7 +26,6 @@ from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.requests import RequestSource
 from kv_cache.sim.cluster.segments import BlockPool
 from kv_cache.sim.cluster.series import Sampler
-from kv_cache.sim.profile_model import ProfileModel
 
 _BATCH = 10_000
 MOST_LATEST = 10_000  # values of requests that ended
@@ -40,7 +40,7 @@ def simulate(
     *,
     on_event: OnEvent | None = None,
     progress: OnProgress | None = None,
-    profiles: Mapping[str, ProfileModel] | None = None,
+    hardware: HardwareModels = PLAIN,
 ) -> ClusterOutcome:
     """Serve all requests of `source`. `progress` gets the number of requests that have ended.
     Raises ConfigError if the scenario's parts do not go together, BrokenLawError if a law of the
@@ -48,7 +48,7 @@ def simulate(
     log = None if on_event is None else Log(on_event)
     listener = None if log is None else log.hear
     try:
-        cluster = Cluster(scenario, source, chain, on_event=listener, profiles=profiles)
+        cluster = Cluster(scenario, source, chain, on_event=listener, hardware=hardware)
         return _serve(cluster, log, progress)
     except OverflowError as error:
         raise ConfigError(
@@ -174,6 +174,7 @@ class _Collector:
             getattr(self._requests, name).extend(self._rows[position :: len(REQUEST_COLUMNS)])
         return ClusterOutcome(
             scenario=cluster.scenario,
+            gpus=cluster.roster.gpus,
             requests=counts.requests,
             blocks=counts.blocks,
             tiers=[self._tier(name) for name in ("hbm", *cluster.storage.tiers)],
