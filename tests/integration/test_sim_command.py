@@ -374,6 +374,17 @@ def test_a_tier_may_take_what_a_hardware_profile_says(
     )  # fmt: skip
 
 
+def test_gpus_by_name_divide_their_memory_and_their_sources_are_named(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "h100-70b", "--preset", "smoke"]) == 0
+    text = capsys.readouterr().out
+    assert "memory of an instance, GB" in text
+    assert "instances.gpu.hbm, instances.gpu.compute, instances.gpu.nvlink overlay (h200)" in text
+    only = ["--preset", "smoke", "--set", "instances.gpu.tensor_parallel=[1, 2, 2, 2]"]
+    assert "leave no block of 1 x 85.5 GB" in refused(capsys, "h100-70b", *only)
+
+
 def test_a_trace_that_is_not_there_is_refused_before_anything_runs(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
