@@ -8,7 +8,6 @@ from pathlib import PurePath
 from msgspec import to_builtins
 
 from kv_cache.config.scenario import Scenario
-from kv_cache.config.scenario_hardware import HardwareUsed
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.intervals import IntervalEnds
@@ -43,6 +42,7 @@ from kv_cache.result.simulation.measures import (
     Measure,
 )
 from kv_cache.view import units
+from kv_cache.view.described_hardware import gpu_memory, hardware_text
 from kv_cache.view.identity import origin_texts, trace_text
 from kv_cache.view.machine import option_parts
 from kv_cache.view.parts import (
@@ -124,7 +124,7 @@ def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
     yield "seeds", f"{first} and {more} more" if more > 0 else f"{first}"
     yield from (("trace", trace_text(trace)) for trace in facts.traces)
     if facts.hardware:
-        yield "hardware", _hardware_text(facts.hardware)
+        yield "hardware", hardware_text(facts.hardware)
     if facts.left_out:
         names = ", ".join(facts.left_out)
         yield "left out", f"of the scenario, {_why_left_out(facts)}: {names}"
@@ -145,19 +145,6 @@ def _why_left_out(facts: SimFacts) -> str:
     if work.get("fitted"):
         return f"as {PurePath(work['fitted']).name} stands in its place"
     return f"as source {work.get('source')} does not read it"
-
-
-def _hardware_text(hardware: Sequence[HardwareUsed]) -> str:
-    """The parts of each file and state, with the source of one that is alone."""
-    groups: dict[tuple[str, str], list[HardwareUsed]] = {}
-    for used in hardware:
-        groups.setdefault((used.file, used.state), []).append(used)
-    texts = []
-    for (file, state), parts in groups.items():
-        alone = (parts[0].source, parts[0].date) if len(parts) == 1 else ()
-        origin = ", ".join(filter(None, (PurePath(file).name, *alone)))
-        texts.append(f"{', '.join(part.part for part in parts)} {state} ({origin})")
-    return "; ".join(texts) + "; the rest is assumed"
 
 
 def _by_measure(facts: SimFacts) -> list[Part]:
@@ -370,7 +357,7 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
         detail=True,
     )
     lost = FactList(rows=list(_lost(variants)))
-    service = (_service(variants), _gpu_memory(variants))
+    service = (_service(variants), gpu_memory(variants, _label))
     return present(latencies, *_first_token(variants), *service, lost, all_numbers)
 
 
@@ -422,29 +409,6 @@ def _service(variants: Sequence[SimVariant]) -> Table:
         },
         title="Requests and instances",
     )
-
-
-def _gpu_memory(variants: Sequence[SimVariant]) -> Table:
-    """How the memory of an instance is divided, where its GPUs are described."""
-    rows: list[list[Cell]] = [
-        [
-            _label(variant),
-            group,
-            variant.mean(f"{path}.gpus"),
-            *(variant.mean(f"{path}.{name}_bytes") for name in ("weights", "activation", "kv")),
-            variant.mean(f"{path}.kv_copies"),
-        ]
-        for variant in variants
-        for group in names_below([variant], "gpus")
-        for path in [f"gpus.{group}"]
-    ]
-    columns = [
-        ShownColumn("memory of an instance, GB"), ShownColumn("of"),
-        ShownColumn("GPUs", units.COUNT), ShownColumn("weights", _AMOUNT),
-        ShownColumn("activations", _AMOUNT), ShownColumn("KV state", _AMOUNT),
-        ShownColumn("copies of it", units.COUNT),
-    ]  # fmt: skip
-    return Table(title="Memory of GPUs", columns=columns, rows=rows)
 
 
 Cells = dict[ShownColumn, Callable[[SimVariant], Cell]]
