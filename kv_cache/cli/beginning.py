@@ -19,7 +19,7 @@ from kv_cache.view.terminal import terminal
 def loaded(invocation: Invocation) -> tuple[Config, tuple[str, ...]]:
     """Return the configuration that is asked for, and what to warn of; see `begin`."""
     notes = begin(invocation)
-    return invocation.config(), notes
+    return invocation.config().in_one_pass(), notes
 
 
 def begin(invocation: Invocation) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ resolve the semantics' preset, the window, the model. Rules between options are 
 no effect or may surprise in `run_warnings`.
 """
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping
@@ -148,6 +149,18 @@ class Config:
         if self.run.duration_s is None and not bounded:
             return DEFAULT_DURATION_S if self.run.until is None else LONGEST_S
         return self.run.duration_s
+
+    def in_one_pass(self) -> "Config":
+        """Return the run with one pass over its trace where it is in virtual time and nothing
+        bounds it: 60 s of the models' time are as many passes as these are fast. A prediction and
+        a log of operations stand beside a real run, and are as long as that."""
+        work, run = self.workload, self.run
+        bounded = run.duration_s is not None or run.until is not None or run.max_requests > 0
+        beside = self.sim.predict is not None or self.output.io_trace_log is not None
+        if not (run.virtual_time and self.replays) or work.replay_cycles > 0 or bounded or beside:
+            return self
+        once = dataclasses.replace(work, replay_cycles=1)
+        return dataclasses.replace(self, workload=once)
 
     def trace_path(self) -> Path | None:
         """The trace to replay: as given, or the shipped one where `datasets/...` is not in the

@@ -168,6 +168,7 @@ def test_prefetch_pays_where_prompts_come_in_turn_and_the_next_one_has_just_gone
             tmp_path, "run", "--virtual-time", "--semantics=serving", "--trace=cycle.jsonl",
             "--model=tiny-1b", "--gpu-mem-gb=0", "--cpu-mem-gb=0.6", "--storage-capacity-gb=8",
             "--generation-mode=fast", "--seed=1", f"--prefetch={prefetch}", "--output=R.json",
+            "--duration=60",
         )  # fmt: skip
         assert ran.code == 0, ran.err
         own = found[prefetch] = ran.own

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from kv_cache.core.seed import Seed
+from kv_cache.workload.samples.hashed_traces import mooncake_lines
 from tests.cli import Ran, run
 from tests.traces import made_talks, real_trace
 
@@ -220,3 +222,20 @@ def test_rows_beyond_every_tier_stop_the_run_or_are_left_out(tmp_path: Path) -> 
     assert went_on.code == 0, went_on.err
     assert went_on.own["workload"]["skipped_bad_rows"] == large
     assert went_on.own["requests"]["failed"] == 0
+
+
+def test_a_trace_in_virtual_time_is_one_pass_unless_something_bounds_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{line}\n" for line in mooncake_lines(Seed(3), 40)))
+    args = (
+        f"--trace={path}", "--trace-speedup=0", "--virtual-time", "--model=tiny-1b",
+        "--generation-mode=none",
+    )  # fmt: skip
+    submitted = {
+        words: run(tmp_path, *args, "--output=R.json", *words).own["requests"]["submitted"]
+        for words in ((), ("--duration=3",), ("--replay-cycles=2",), ("--max-requests=100",))
+    }
+    assert submitted[()] == 40
+    assert submitted["--replay-cycles=2",] == 80
+    assert submitted["--max-requests=100",] == 100
+    assert submitted["--duration=3",] > 40
