@@ -193,6 +193,7 @@ def open_workload(
         skip_bad_rows=config.workload.skip_bad_rows,
         reading=config.trace_reading(),
         time_unit=config.workload.trace_time_unit,
+        block_tokens=config.workload.trace_block_tokens,
         include_failed_rows=config.workload.include_failed_rows,
     )
     with progress.bar("reading trace", unit="rows") as bar:

@@ -208,6 +208,10 @@ class WorkloadSection:
         "makes them faster than any service and another unit does not",
         choices=("auto", *(unit.value for unit in TimeUnit)), read_when=".source=trace",
     )  # fmt: skip
+    trace_block_tokens: int = opt(
+        0, "Tokens that a hash id of it stands for; 0 = as its format says", unit="tokens", low=0,
+        high=1_000_000, read_when=".source=trace",
+    )  # fmt: skip
     skip_bad_rows: bool = opt(
         False,
         "Skip and count its unreadable rows instead of refusing it",

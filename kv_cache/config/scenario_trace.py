@@ -65,6 +65,7 @@ def _opened(work: WorkloadSection, path: str) -> Trace:
     return open_trace(
         str(file), work.trace_format or AUTO, skip_bad_rows=work.skip_bad_rows,
         time_unit=work.trace_time_unit, include_failed_rows=work.include_failed_rows,
+        block_tokens=work.trace_block_tokens,
     )  # fmt: skip
 
 

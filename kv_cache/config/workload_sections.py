@@ -59,6 +59,10 @@ class WorkloadConfig:
         choices=("auto", *(unit.value for unit in TimeUnit)), flag="--trace-time-unit",
         read_when="replays",
     )  # fmt: skip
+    trace_block_tokens: int = opt(
+        0, "Tokens that a hash id of the trace stands for; 0 = as its format says", low=0,
+        high=1_000_000, flag="--trace-block-tokens", read_when="replays",
+    )  # fmt: skip
     trace_speedup: float = opt(
         1.0, "Divide gaps between requests and think times by this; 0 = send requests as fast as "
              "they are served", low=0, high=1e9, flag="--trace-speedup",

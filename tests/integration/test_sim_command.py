@@ -413,7 +413,7 @@ def in_seconds(path: Path, rows: int) -> Path:
     """A file of Mooncake's rows whose times are seconds, two a second."""
     lines = (
         json.dumps({"timestamp": number // 2, "input_length": 12_000, "output_length": 20,
-                    "hash_ids": [0, number]})
+                    "hash_ids": [*range(23), 100 + number]})
         for number in range(rows)
     )  # fmt: skip
     path.write_text("".join(f"{line}\n" for line in lines))

@@ -331,7 +331,7 @@ def test_a_trace_in_seconds_is_told_at_its_own_pace(
 ) -> None:
     rows = (
         json.dumps({"timestamp": number // 2, "input_length": 12_000, "output_length": 20,
-                    "hash_ids": [number]})
+                    "hash_ids": [*range(23), 100 + number]})
         for number in range(60)
     )  # fmt: skip
     path = written(tmp_path / "seconds.jsonl", rows)

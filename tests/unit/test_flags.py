@@ -61,6 +61,7 @@ MAPPED = {
     "--trace t.csv": ("workload.trace", "t.csv"),
     "--trace-format mooncake": ("workload.trace_format", "mooncake"),
     "--skip-bad-rows": ("workload.skip_bad_rows", True),
+    "--trace-block-tokens 64": ("workload.trace_block_tokens", 64),
     "--include-failed-rows": ("workload.include_failed_rows", True),
     "--semantics serving": ("semantics.preset", "serving"),
     "--block-tokens 16": ("semantics.block_tokens", 16),

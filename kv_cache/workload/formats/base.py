@@ -145,6 +145,18 @@ class UnitFormat(TraceFormat, Protocol):
 
 
 @runtime_checkable
+class BlockFormat(TraceFormat, Protocol):
+    """A format of hash ids whose files do not say how many tokens an id stands for."""
+
+    @property
+    def block_tokens(self) -> int:
+        """The tokens that the authors of the format use, or those of this reading."""
+
+    def in_blocks(self, block_tokens: int) -> TraceFormat:
+        """Return the same format, each of its ids standing for so many tokens."""
+
+
+@runtime_checkable
 class FailureFormat(TraceFormat, Protocol):
     """A format that marks requests which the service did not answer."""
 

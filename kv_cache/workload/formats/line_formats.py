@@ -95,6 +95,23 @@ class BareTimes:
         return type(self)(unit)
 
 
+class HashedRows(BareTimes):
+    """A `UnitFormat` that is a `BlockFormat` too: ids stand for `BLOCK_TOKENS`, unless a file is
+    read otherwise."""
+
+    BLOCK_TOKENS: ClassVar[int]
+
+    def __init__(self, time_unit: TimeUnit | None = None, block_tokens: int = 0) -> None:
+        super().__init__(time_unit)
+        self.block_tokens = block_tokens or self.BLOCK_TOKENS
+
+    def in_unit(self, unit: TimeUnit) -> Self:
+        return type(self)(unit, self.block_tokens)
+
+    def in_blocks(self, block_tokens: int) -> Self:
+        return type(self)(self.time_unit, block_tokens)
+
+
 # --- lines and headers ---
 
 

@@ -2,7 +2,7 @@
 
 A row is {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}.
 Each id means 512 tokens of the prompt and for all before them; the last may be partly filled.
-The number of ids is taken as it is and not compared with the prompt's length. In a CSV, as
+Writers of the same keys use other lengths: `--trace-block-tokens`. In a CSV, as
 converters write it, the ids of a cell stand with commas, semicolons or spaces between them, in
 brackets or not.
 """
@@ -16,8 +16,8 @@ from kv_cache.workload.formats.json_items import Cursor, items, key_paths
 from kv_cache.workload.formats.jsonlines import hashed_row, looks_like, read_object
 from kv_cache.workload.formats.line_formats import (
     AROUND,
-    BareTimes,
     CsvFormat,
+    HashedRows,
     Line,
     LineFormat,
     LineReader,
@@ -34,8 +34,9 @@ FOREIGN_KEYS = ("chat_id", "parent_chat_id")
 _HOLDS = "timestamp (ms), input_length, output_length (tokens), hash_ids (blocks of 512 tokens)"
 
 
-class Mooncake(BareTimes, LineFormat):
+class Mooncake(HashedRows, LineFormat):
     WRITTEN_IN = TimeUnit.MS
+    BLOCK_TOKENS = BLOCK_TOKENS
     name = "mooncake"
     description = f"Mooncake JSON lines: {_HOLDS}"
 
@@ -45,14 +46,15 @@ class Mooncake(BareTimes, LineFormat):
         )
 
     def reader(self, lines: Iterator[tuple[int, str]]) -> LineReader:
-        unit = self.time_unit
-        return lambda text: (_row(unit, text),)
+        unit, block_tokens = self.time_unit, self.block_tokens
+        return lambda text: (_row(unit, block_tokens, text),)
 
 
-class MooncakeList(BareTimes):
+class MooncakeList(HashedRows):
     """The same rows as the items of one JSON list."""
 
     WRITTEN_IN = TimeUnit.MS
+    BLOCK_TOKENS = BLOCK_TOKENS
     name = "mooncake-list"
     description = f"Mooncake rows as one JSON list: {_HOLDS}"
     document = True
@@ -73,17 +75,18 @@ class MooncakeList(BareTimes):
         clock = RowClock(note)
         for item, text in items(Cursor(lines)):
             try:
-                row = _row(self.time_unit, text)
+                row = _row(self.time_unit, self.block_tokens, text)
             except RowError as problem:
                 bad(item, str(problem))
                 continue
             yield row.placed(item, clock.at(item, row.at_ns))
 
 
-class MooncakeCsv(BareTimes, CsvFormat):
+class MooncakeCsv(HashedRows, CsvFormat):
     """The same rows as a CSV."""
 
     WRITTEN_IN = TimeUnit.MS
+    BLOCK_TOKENS = BLOCK_TOKENS
     name = "mooncake-csv"
     columns = KEYS
     description = f"Mooncake rows as a CSV: {_HOLDS}"
@@ -94,14 +97,14 @@ class MooncakeCsv(BareTimes, CsvFormat):
         )
 
     def cell_reader(self) -> Callable[..., Line]:
-        return partial(_cells, self.time_unit)
+        return partial(_cells, self.time_unit, self.block_tokens)
 
 
 def _is_list(head: str) -> bool:
     return head.lstrip(AROUND).startswith("[")
 
 
-def _row(unit: TimeUnit, text: str) -> TraceRow:
+def _row(unit: TimeUnit, block_tokens: int, text: str) -> TraceRow:
     fields = read_object(text, KEYS)
     foreign = [key for key in FOREIGN_KEYS if key in fields]
     if foreign:
@@ -109,10 +112,12 @@ def _row(unit: TimeUnit, text: str) -> TraceRow:
             f"expected a row of Mooncake, found {foreign[0]}, which Qwen-Bailian's have: they "
             "count in other units"
         )
-    return hashed_row(fields, unit, BLOCK_TOKENS)
+    return hashed_row(fields, unit, block_tokens)
 
 
-def _cells(unit: TimeUnit, time: str, prompt: str, output: str, ids: str) -> Line:
+def _cells(
+    unit: TimeUnit, block_tokens: int, time: str, prompt: str, output: str, ids: str
+) -> Line:
     names = [name for name in _BETWEEN_IDS.split(ids.strip("[] ")) if name]
     if not names:
         raise misfit("at least one id", ids, "hash_ids")
@@ -123,7 +128,7 @@ def _cells(unit: TimeUnit, time: str, prompt: str, output: str, ids: str) -> Lin
             tokens("input_length", prompt, 1),
             tokens("output_length", output, 0),
             tuple(digits("hash_ids", name, MAX_INTEGER) for name in names),
-            BLOCK_TOKENS,
+            block_tokens,
         ),
     )
 

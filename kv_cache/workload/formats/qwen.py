@@ -20,7 +20,7 @@ from functools import partial
 from kv_cache.workload.formats.base import Bad, Noted, TimeUnit, ignore
 from kv_cache.workload.formats.ids import Recent, RowNames
 from kv_cache.workload.formats.jsonlines import hashed_row, looks_like, read_object
-from kv_cache.workload.formats.line_formats import BareTimes, Line, LineFormat, LineReader
+from kv_cache.workload.formats.line_formats import HashedRows, Line, LineFormat, LineReader
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.values import integer
 
@@ -37,8 +37,9 @@ KEYS = (
 _ROOT = -1
 
 
-class Qwen(BareTimes, LineFormat):
+class Qwen(HashedRows, LineFormat):
     WRITTEN_IN = TimeUnit.S
+    BLOCK_TOKENS = BLOCK_TOKENS
     name = "qwen"
     description = (
         "Qwen-Bailian JSON lines: chat_id, parent_chat_id (-1 = root), timestamp (s), "
@@ -49,7 +50,7 @@ class Qwen(BareTimes, LineFormat):
         return any(looks_like(text, KEYS) for text in head.splitlines())
 
     def reader(self, lines: Iterator[tuple[int, str]]) -> LineReader:
-        return partial(_row, self.time_unit)
+        return partial(_row, self.time_unit, self.block_tokens)
 
     def rows(
         self, lines: Iterable[tuple[int, str]], bad: Bad, note: Noted = ignore
@@ -67,7 +68,7 @@ class Qwen(BareTimes, LineFormat):
             yield row._replace(session=session, name=name, after=after)
 
 
-def _row(unit: TimeUnit, text: str) -> Line:
+def _row(unit: TimeUnit, block_tokens: int, text: str) -> Line:
     """Return the row under the file's own names: `name` is the chat, `after` its parent."""
     fields = read_object(text, KEYS)
     parent = integer("parent_chat_id", fields["parent_chat_id"], _ROOT)
@@ -75,7 +76,7 @@ def _row(unit: TimeUnit, text: str) -> Line:
         hashed_row(
             fields,
             unit,
-            BLOCK_TOKENS,
+            block_tokens,
             name=str(integer("chat_id", fields["chat_id"])),
             after=() if parent == _ROOT else (str(parent),),
         ),

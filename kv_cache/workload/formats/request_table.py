@@ -89,8 +89,8 @@ class RequestTable(BareTimes, LineFormat):
         if "hash ids" in columns:
             raise RowError(
                 f"{columns['hash ids']!r} does not say how many tokens an id stands for; give "
-                f"Mooncake's columns ({', '.join(MooncakeCsv.columns)}; 512 tokens), or write "
-                "kv-cache-trace/1"
+                f"Mooncake's columns ({', '.join(MooncakeCsv.columns)}) and --trace-block-tokens, "
+                "or write kv-cache-trace/1"
             )
         if unit is not self.WRITTEN_IN and self.time_unit is self.WRITTEN_IN:
             raise RowError(

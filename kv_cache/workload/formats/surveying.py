@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from kv_cache.core.errors import TraceError
 from kv_cache.core.units import NS_PER_S
 from kv_cache.workload.formats import TRACE_FORMATS
-from kv_cache.workload.formats.base import Note, UnitFormat
+from kv_cache.workload.formats.base import BlockFormat, Note, UnitFormat
+from kv_cache.workload.formats.block_lengths import BlockFit
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.time_units import TracePace, UnitChoice, chosen_unit
 from kv_cache.workload.formats.trace_files import WAY_OUT, BadRow, Tally, Trace
@@ -48,6 +49,8 @@ class Survey(Struct, frozen=True, kw_only=True):
     """A row may wait for the answer to another one: it is of a session, or names it."""
     unidentified_rows: int
     """Rows that name no content and no session, so that no other row can share theirs."""
+    blocks_problem: str | None = None
+    """Why its hash ids cannot stand for as many tokens as they were read with; None if they can."""
     taken: UnitChoice | None = None
     """The unit of its times; None if they are not bare numbers."""
     sha256: str
@@ -131,8 +134,8 @@ def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Surve
     `progress` gets the number of good rows so far, now and then and at the end. Raises `TraceError`
     for a file that is empty, unreadable or has another header.
     """
-    tally = Tally()
-    grouped = trace.format.grouped
+    tally, of = Tally(), trace.format
+    grouped, fit = of.grouped, BlockFit(of.block_tokens) if isinstance(of, BlockFormat) else None
     rows = prompt = output = sessions = span_ns = block_tokens = most_tokens = most_bytes = 0
     session: str | None = None
     follows = False
@@ -152,6 +155,8 @@ def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Surve
             most_bytes = max(most_bytes, *(block.nbytes for block in row.request.blocks), 0)
         if row.block_tokens != block_tokens and row.hash_ids is not None:
             block_tokens = _one_size(trace, block_tokens, row)
+        if fit is not None:
+            fit.see(row)
         if grouped and row.session != session:
             sessions, session = sessions + 1, row.session
         if progress is not None and rows % _PROGRESS_ROWS == 0:
@@ -172,6 +177,7 @@ def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Surve
         most_tokens=most_tokens,
         most_bytes=most_bytes,
         follows=follows,
+        blocks_problem=None if fit is None else fit.problem(),
         unidentified_rows=unidentified,
         sha256=_sha256(trace.files),
     )
@@ -208,6 +214,8 @@ def require_usable(trace: Trace, surveyed: Survey, way_out: str = WAY_OUT) -> No
     if surveyed.bad_rows and not trace.skip_bad_rows:
         raise TraceError(f"{_bad_rows(trace, surveyed)}. {way_out}")
     if surveyed.rows:
+        if surveyed.blocks_problem is not None:
+            raise TraceError(f"{_names(trace)} ({trace.format_name}): {surveyed.blocks_problem}")
         return
     if surveyed.bad_rows:
         raise TraceError(

@@ -23,6 +23,7 @@ from msgspec import Struct, field
 from kv_cache.core.errors import TraceError, did_you_mean
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import (
+    BlockFormat,
     BrokenDocumentError,
     FailureFormat,
     Note,
@@ -211,6 +212,8 @@ class Trace(Struct, frozen=True, kw_only=True):
     reading: Reading = field(default_factory=Reading)
     time_unit: TimeUnit | None = None
     """What its times count, if they are bare numbers in another unit than the format says."""
+    block_tokens: int = 0
+    """Tokens that a hash id stands for, if they are not those that the format says; 0: they are."""
     include_failed_rows: bool = False
     """Whether requests that its format marks as failed are rows too."""
     unfit: Callable[[TraceRow], str | None] | None = None
@@ -218,10 +221,13 @@ class Trace(Struct, frozen=True, kw_only=True):
 
     @property
     def format(self) -> TraceFormat:
-        """The table's format, configured by `time_unit`, `include_failed_rows` or `reading`."""
+        """The table's format, configured by `time_unit`, `block_tokens`, `include_failed_rows` or
+        `reading`."""
         of = TRACE_FORMATS[self.format_name]
         if self.include_failed_rows and isinstance(of, FailureFormat):
             of = of.with_failed()
+        if self.block_tokens and isinstance(of, BlockFormat):
+            of = of.in_blocks(self.block_tokens)
         if self.time_unit is not None and isinstance(of, UnitFormat):
             return of.in_unit(self.time_unit)
         return of.configured(self.reading) if isinstance(of, TextFormat) else of
@@ -319,13 +325,14 @@ def open_trace(
     skip_bad_rows: bool = False,
     reading: Reading | None = None,
     time_unit: str = AUTO,
+    block_tokens: int = 0,
     include_failed_rows: bool = False,
 ) -> Trace:
     """Return the trace that `path` names (`find_files`), in the format `wanted` (`detect`), its
     times in `time_unit` (auto: see `surveying.read`).
 
-    Raises `TraceError` for no file, no format, or files of several formats, and for a unit or
-    failed rows that the format does not have.
+    Raises `TraceError` for no file, no format, or files of several formats, and for a unit,
+    blocks or failed rows that the format does not have.
     """
     files = find_files(path)
     first = detect(files[0], wanted)
@@ -346,6 +353,12 @@ def open_trace(
             f"workload.trace_time_unit (--trace-time-unit) is {time_unit}, but {path} "
             f"({first.name}) has no times that are bare numbers; leave it out"
         )
+    if block_tokens and not isinstance(TRACE_FORMATS[first.name], BlockFormat):
+        raise TraceError(
+            f"workload.trace_block_tokens (--trace-block-tokens) is {block_tokens}, but {path} "
+            f"({first.name}) has no hash ids, or says itself how many tokens one stands for; leave "
+            "it out"
+        )
     if include_failed_rows and not isinstance(TRACE_FORMATS[first.name], FailureFormat):
         raise TraceError(
             f"workload.include_failed_rows (--include-failed-rows) is on, but {path} "
@@ -357,6 +370,7 @@ def open_trace(
         skip_bad_rows=skip_bad_rows,
         reading=Reading() if reading is None else reading,
         time_unit=None if time_unit == AUTO else TimeUnit(time_unit),
+        block_tokens=block_tokens,
         include_failed_rows=include_failed_rows,
     )
 
