@@ -42,7 +42,7 @@ from kv_cache.result.simulation.measures import (
     Measure,
 )
 from kv_cache.view import units
-from kv_cache.view.described_hardware import gpu_memory, hardware_text
+from kv_cache.view.cluster_hardware import gpu_memory, hardware_text, link_waits
 from kv_cache.view.identity import origin_texts, trace_text
 from kv_cache.view.machine import option_parts
 from kv_cache.view.parts import (
@@ -512,7 +512,8 @@ def _moved(variants: Sequence[SimVariant]) -> list[Part]:
         ShownColumn("transfers", units.COUNT), ShownColumn("links", units.COUNT),
     ]  # fmt: skip
     caption = "GB are 10⁹ bytes. A byte that crosses three links is told at each of them."
-    return present(Table(title="Bytes by cause", columns=columns, rows=rows, caption=caption))
+    moved = Table(title="Bytes by cause", columns=columns, rows=rows, caption=caption)
+    return present(moved, link_waits(variants, _label, _text))
 
 
 def _uses_of(link: str) -> list[Measure]:

@@ -25,8 +25,10 @@ class Watched(NetworkLink):
     def __init__(self, number: int, bytes_per_s: float, latency_ns: int) -> None:
         super().__init__(f"link {number}", "wire", bytes_per_s, latency_ns)
         self.slots: list[tuple[int, int, int]] = []
+        self.heads: list[tuple[int, int]] = []
 
     def take(self, now_ns: int, nbytes: int, factor: float, cause: str) -> tuple[int, int]:
+        self.heads.append((now_ns, nbytes))
         start_ns, end_ns = super().take(now_ns, nbytes, factor, cause)
         assert now_ns <= start_ns
         self.slots.append((start_ns, end_ns, nbytes))
@@ -106,6 +108,31 @@ def test_queues_keep_bytes_order_rate_and_causality(plan: Plan) -> None:
             assert end_ns - start_ns >= nbytes / link.bytes_per_ns * (1 - 1e-9)
         assert all(before[1] <= after[0] for before, after in pairwise(link.slots))
         assert link.busy_ns == sum(end - start for start, end, _ in link.slots)
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans)
+def test_waits_are_those_of_a_queue_and_keep_littles_law(plan: Plan) -> None:
+    """A recursion of its own for each link: who comes begins when the one before has ended. The
+    number that wait, integrated over time, is the sum of the waits."""
+    for link in Played(plan, "fifo").links:
+        free_ns, waiting = 0, []
+        for at_ns, nbytes in link.heads:
+            start_ns = max(free_ns, at_ns)
+            free_ns = start_ns + ceil(nbytes / link.bytes_per_ns)
+            waiting.append((at_ns, start_ns))
+        changes = sorted([(start, -1) for _, start in waiting] + [(at, 1) for at, _ in waiting])
+        integral_ns = queue = 0
+        for (at_ns, change), (next_ns, _) in pairwise([*changes, (free_ns, 0)]):
+            queue += change
+            integral_ns += queue * (next_ns - at_ns)
+        levels = [
+            sum(a <= at < s for a, s in waiting[: n + 1]) for n, (at, _) in enumerate(waiting)
+        ]
+        longest = max(levels, default=0)
+        assert link.waits.total_ns == integral_ns == sum(start - at for at, start in waiting)
+        assert link.waits.longest == longest
+        assert sum(link.waits.buckets.values()) == len(waiting)
 
 
 @settings(max_examples=100, deadline=None)

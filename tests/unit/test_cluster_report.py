@@ -588,3 +588,18 @@ def test_there_is_no_picture_of_nothing() -> None:
     made["kv_cache"]["variants"] = []
     with pytest.raises(UsageError, match="it has no numbers over an axis"):
         draw(made, Path("hand.json"), "svg")
+
+
+def test_waits_for_links_are_exact_in_their_mean_and_keep_littles_law() -> None:
+    made = outcome()
+    pcie = next(link for link in made.links if link.kind == "pcie")
+    pcie.wait_buckets = {0: 30, bucket_of(10 * MS): 10}
+    pcie.wait_ns, pcie.longest_queue = 10 * 10 * MS, 3
+    found = facts(made)["links"]
+    moving_ms = facts(made)["window_s"] * 1000
+    assert found["pcie"]["wait_ms"]["mean"] == 2.5
+    assert found["pcie"]["wait_ms"]["p50"] == 0
+    assert found["pcie"]["wait_ms"]["max"] == pytest.approx(10, rel=0.004)
+    assert found["pcie"]["queue"] == {"mean": 100 / (pcie.links * moving_ms), "longest": 3}
+    shared = found["device:nvme:read"]
+    assert (shared["wait_ms"]["mean"], shared["queue"]) == (None, {"mean": None, "longest": None})

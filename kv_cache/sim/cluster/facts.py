@@ -264,8 +264,10 @@ def _moving_s(outcome: ClusterOutcome) -> float:
 
 def _link(link: LinkFacts, window_s: float) -> Plain:
     """Return utilisation: busy time over the time in which bytes moved and all servers; of the
-    busiest link alone too. Links that were never used are not in the mean."""
+    busiest link alone too. Links that were never used are not in the mean. The mean queue of a link
+    is the waits over the time (Little's law); where links share, nothing waits."""
     each_s = link.servers * window_s
+    waited = sum(link.wait_buckets.values())
     return {
         "links": link.links,
         "servers": link.servers,
@@ -276,6 +278,14 @@ def _link(link: LinkFacts, window_s: float) -> Plain:
         "utilisation": _share(link.busy_ns / NS_PER_S, link.links * each_s),
         "busiest": link.busiest,
         "busiest_utilisation": _share(link.busiest_ns / NS_PER_S, each_s),
+        "wait_ms": {
+            **_gaps_ms(link.wait_buckets),
+            "mean": _share(link.wait_ns / NS_PER_MS, waited),
+        },
+        "queue": {
+            "mean": _share(link.wait_ns / NS_PER_S, link.links * window_s) if waited else None,
+            "longest": link.longest_queue if waited else None,
+        },
     }
 
 

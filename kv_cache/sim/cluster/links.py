@@ -10,6 +10,7 @@ from math import ceil
 
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import MIB, NS_PER_S
+from kv_cache.metrics.histogram import bucket_of
 from kv_cache.sim.profile_model import ProfileModel
 
 
@@ -73,6 +74,23 @@ class MeasuredDevice:
         return depth
 
 
+class LinkWaits:
+    """How long transfers waited in the queues of a family of links, from when their heads were
+    there: by bucket and together. `longest`: the most that ever waited at one of the links."""
+
+    __slots__ = ("buckets", "longest", "total_ns")
+
+    def __init__(self) -> None:
+        self.buckets: dict[int, int] = defaultdict(int)
+        self.total_ns = 0
+        self.longest = 0
+
+    def add(self, wait_ns: int, waiting: int) -> None:
+        self.buckets[bucket_of(wait_ns)] += 1
+        self.total_ns += wait_ns
+        self.longest = max(self.longest, waiting)
+
+
 class NetworkLink:
     """One direction of a link, or one kind of access to a device: a queue before a server of
     `bytes_per_s`. What it counts: `bytes` by cause and `transfers`, when it accepts a transfer;
@@ -80,8 +98,8 @@ class NetworkLink:
     accepted, done or still to do (`rest_ns`)."""
 
     __slots__ = (
-        "busy_ns", "bytes", "bytes_per_ns", "ended_bytes", "free_ns", "kind", "latency_ns",
-        "measured", "name", "read", "transfers",
+        "_starts", "busy_ns", "bytes", "bytes_per_ns", "ended_bytes", "free_ns", "kind",
+        "latency_ns", "measured", "name", "read", "transfers", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -93,8 +111,9 @@ class NetworkLink:
         measured: MeasuredDevice | None = None,
         *,
         read: bool = True,
+        waits: LinkWaits | None = None,
     ) -> None:
-        """`measured` answers in place of bandwidth and latency."""
+        """`measured` answers in place of bandwidth and latency; `waits` are its family's."""
         self.name = name
         self.kind = kind
         self.bytes_per_ns = bytes_per_s / NS_PER_S
@@ -106,6 +125,8 @@ class NetworkLink:
         self.busy_ns = 0
         self.transfers = 0
         self.free_ns = 0
+        self.waits = waits or LinkWaits()
+        self._starts: list[int] = []  # when those that wait will begin
 
     @property
     def family(self) -> str:
@@ -136,7 +157,18 @@ class NetworkLink:
                 start_ns = now_ns
             self.free_ns = end_ns = start_ns + ceil(nbytes * factor / self.bytes_per_ns)
         self.busy_ns += end_ns - start_ns
+        self.waits.add(start_ns - now_ns, self._queued(now_ns, start_ns))
         return start_ns, end_ns
+
+    def _queued(self, now_ns: int, start_ns: int) -> int:
+        """Return how many wait at `now_ns`, of which one begins at `start_ns`."""
+        if start_ns == now_ns:  # nobody else waits then
+            return 0
+        starts = self._starts
+        while starts and starts[0] <= now_ns:
+            heappop(starts)
+        heappush(starts, start_ns)
+        return len(starts)
 
     def share(self, nbytes: int, cause: str) -> None:
         """Accept a transfer that has it together with others."""

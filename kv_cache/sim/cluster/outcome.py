@@ -134,6 +134,9 @@ class LinkFacts:
     busiest_ns: int  # of one link
     busiest: str  # its name
     servers: int = 1  # of a measured device: the most operations at a time
+    wait_buckets: Mapping[int, int] = field(default_factory=dict)  # where links are queues
+    wait_ns: int = 0  # of all transfers together
+    longest_queue: int = 0  # at one link
 
 
 @dataclass(slots=True, kw_only=True)

@@ -108,6 +108,7 @@ class _Collector:
         self._most_e2e_ns = slo.e2e_ms * 1e6 or inf
         # What had been counted when the first measured request arrived:
         self._base_links: dict[NetworkLink, tuple[int, int, Counter[str]]] = {}
+        self._base_waits: dict[str, tuple[Counter[int], int]] = {}
         self._base: dict[Instance | BlockPool, dict[str, int]] = {}
         self._base_refused: dict[BlockPool, Counter[str]] = {}
 
@@ -119,6 +120,8 @@ class _Collector:
             return
         for link in cluster.topology.links():
             self._base_links[link] = (link.transfers, link.busy_ns, Counter(link.bytes))
+        for family, waits in cluster.topology.waits.items():
+            self._base_waits[family] = (Counter(waits.buckets), waits.total_ns)
         for instance in cluster.instances.values():
             self._base[instance] = self._since(instance, INSTANCE_COUNTS)
         for pool in cluster.storage.pools.values():
@@ -236,6 +239,11 @@ class _Collector:
             fact.busy_ns += busy
             if busy > fact.busiest_ns:
                 fact.busiest_ns, fact.busiest = busy, link.name
+        for family, fact in families.items():
+            waits = self._cluster.topology.waits[family]
+            before, before_ns = self._base_waits.get(family, (Counter(), 0))
+            fact.wait_buckets = Counter(waits.buckets) - before
+            fact.wait_ns, fact.longest_queue = waits.total_ns - before_ns, waits.longest
         return [families[kind] for kind in sorted(families)]
 
     def _instances(self) -> Instances:

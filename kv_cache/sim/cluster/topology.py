@@ -12,6 +12,7 @@ over a neighbour's NVLink, around a slow wire, unasked. Must never know who send
 
 from array import array
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple, cast
@@ -21,7 +22,7 @@ from kv_cache.config.scenario_rules import lower_tiers
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import BYTES_PER_GB, MIB, NS_PER_US
 from kv_cache.sim.cluster.links import LinkPath as LinkPath
-from kv_cache.sim.cluster.links import MeasuredDevice
+from kv_cache.sim.cluster.links import LinkWaits, MeasuredDevice
 from kv_cache.sim.cluster.links import NetworkLink as NetworkLink
 from kv_cache.sim.cluster.paths import MOST_VERTICES, CheapestPaths, Edge
 from kv_cache.sim.profile_model import ProfileModel
@@ -76,6 +77,8 @@ class ClusterTopology:
         self.vertices = self.core + 1
         self._links: dict[int, NetworkLink | None] = {}
         self._devices: dict[tuple[str, int, str], NetworkLink] = {}
+        self.waits: defaultdict[str, LinkWaits] = defaultdict(LinkWaits)
+        """By family of links."""
         self._measured: dict[tuple[str, int], MeasuredDevice] = {}
         self._stems: dict[int, _Stem] = {}
         self._path_of: dict[int, LinkPath] = {}
@@ -157,7 +160,7 @@ class ClusterTopology:
         latency = section.read_latency_us if read else section.write_latency_us
         return NetworkLink(
             f"device:{tier}:{kind}:{pool}", "device", rate * BYTES_PER_GB,
-            round(latency * NS_PER_US), read=read,
+            round(latency * NS_PER_US), read=read, waits=self.waits[f"device:{tier}:{kind}"],
             measured=None if section.profile is None else self._measured_pool(tier, pool),
         )  # fmt: skip
 
@@ -186,7 +189,7 @@ class ClusterTopology:
         wire = self._wires.get((a, b))
         name = f"{wire.name if wire else kind} {self.name(a)}>{self.name(b)}"
         rate, latency = section.gbytes_per_s * BYTES_PER_GB, section.latency_us * NS_PER_US
-        return NetworkLink(name, kind, rate, round(latency))
+        return NetworkLink(name, kind, rate, round(latency), waits=self.waits[kind])
 
     def _between(self, a: int, b: int) -> tuple[str, LinkSection | WireSection]:
         """Return what the direct link between two ends that have one is made of."""

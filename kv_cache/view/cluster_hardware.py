@@ -1,10 +1,11 @@
-"""The hardware of a simulation, as the files have it that describe it."""
+"""The hardware of a simulation: the files that describe it, memory of GPUs, waits for links."""
 
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
 from kv_cache.config.scenario_hardware import HardwareUsed
 from kv_cache.result.simulation.facts import SimVariant, names_below
+from kv_cache.result.simulation.measures import Measure
 from kv_cache.view import units
 from kv_cache.view.parts import Cell, ShownColumn, Table
 
@@ -45,3 +46,33 @@ def gpu_memory(variants: Sequence[SimVariant], label: Callable[[SimVariant], Cel
         ShownColumn("copies of it", units.COUNT),
     ]  # fmt: skip
     return Table(title="Memory of GPUs", columns=columns, rows=rows)
+
+
+def link_waits(
+    variants: Sequence[SimVariant],
+    label: Callable[[SimVariant], Cell],
+    text: Callable[[SimVariant, Measure], Cell],
+) -> Table:
+    """A row for each kind of link of each variant that anything waited for."""
+    measures = {
+        "mean": "wait_ms.mean", "p50": "wait_ms.p50", "p99": "wait_ms.p99", "max": "wait_ms.max",
+        "queue, mean": "queue.mean", "longest": "queue.longest",
+    }  # fmt: skip
+    rows: list[list[Cell]] = [
+        [
+            label(variant),
+            kind,
+            *(
+                text(variant, Measure(path=f"links.{kind}.{path}", label=name))
+                for name, path in measures.items()
+            ),
+        ]
+        for variant in variants
+        for kind in names_below([variant], "links")
+        if variant.mean(f"links.{kind}.wait_ms.mean")
+    ]
+    columns = [
+        ShownColumn("wait for a link, ms"), ShownColumn("of"),
+        *(ShownColumn(name, units.COUNT) for name in measures),
+    ]  # fmt: skip
+    return Table(title="Waiting for links", columns=columns, rows=rows)
