@@ -154,7 +154,7 @@ def test_every_counter_of_an_outcome_is_told() -> None:
         "not_admitted_why"
     }
     assert {f.name for f in fields(LinkFacts)} - {"kind"} - set(found["links"]["pcie"]) == {
-        "busy_ns", "busiest_ns",  # as shares
+        "busy_ns", "busiest_ns", "wait_buckets", "wait_ns", "longest_queue",  # as shares, spreads
     }  # fmt: skip
     assert {f.name for f in fields(Blocks)} <= set(found["blocks"])
     assert {f.name for f in fields(Instances)} == set(instance_columns(made))
