@@ -69,6 +69,11 @@ class Accesses:
         """Whether each request asks for one block: then a prefix is a block."""
         return self.requests == self.lookups
 
+    @property
+    def stretches(self) -> Ints:
+        """Return of which of the `BATCHES` stretches each request is."""
+        return self.begins * BATCHES // max(1, self.lookups)
+
     def first(self) -> Flags:
         """Return which accesses are the first of their block: misses of every cache that begins
         empty."""
@@ -95,14 +100,14 @@ class Accesses:
 
     def parts(self) -> Iterator["AccessPart"]:
         """Runs of whole requests, in order."""
-        ends = np.append(self.begins[1:], self.lookups)
+        ends, stretches = np.append(self.begins[1:], self.lookups), self.stretches
         row = 0
         while row < self.requests:
             begin = int(self.begins[row])
             after = max(row + 1, int(np.searchsorted(ends, begin + _PART, side="right")))
             end = int(ends[after - 1])
             numbers = self.blocks[begin:end]
-            batches = self.begins[row:after] * BATCHES // self.lookups
+            batches = stretches[row:after]
             yield AccessPart(
                 begin=begin,
                 numbers=numbers,

@@ -66,6 +66,9 @@ class Study:
     rows: Sequence[StudyRow]
     limits: Sequence[HitLimit] | None
     """Of each capacity, where blocks have different sizes: then MIN is a rule and no bound."""
+    filling: Sequence[int]
+    """Of each capacity: in how many stretches a cache that stores all it missed is not yet full. At
+    most half of them."""
 
 
 def study(
@@ -92,7 +95,7 @@ def study(
     unlimited = _unlimited(accessed)
     return Study(
         base=_base(accesses, unlimited), unlimited=unlimited, rows=rows,
-        limits=_limits(shared, rooms_bytes),
+        limits=_limits(shared, rooms_bytes), filling=filling(there, rooms_bytes),
     )  # fmt: skip
 
 
@@ -124,6 +127,18 @@ def _limits(shared: SharedState, rooms_bytes: Sequence[int]) -> list[HitLimit] |
         return None
     space = SpaceTime(accesses, shared.uses)
     return [space.limit(room) for room in rooms_bytes]
+
+
+def filling(there: Accesses, rooms_bytes: Sequence[int]) -> list[int]:
+    """Return in how many stretches a cache of each room that stores all it missed is not yet full,
+    at most half of all."""
+    firsts = there.first()
+    stretches = np.repeat(there.stretches, np.diff(there.begins, append=there.lookups))
+    stored = np.bincount(
+        stretches[firsts], weights=there.sizes[there.blocks[firsts]], minlength=BATCHES
+    ).cumsum()
+    full = np.searchsorted(stored, rooms_bytes) + 1
+    return [min(int(each), BATCHES // 2) for each in full]
 
 
 # --- counting --------------------------------------------------------------------------------

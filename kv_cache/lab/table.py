@@ -17,12 +17,9 @@ from kv_cache.lab.judge import (
     PolicyFailure,
     PolicyOrder,
     Shares,
-    apart_by_seeds,
-    apart_by_stretches,
     dominated,
     failures,
-    order_by_seeds,
-    order_by_stretches,
+    policy_order,
 )
 from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import (
@@ -129,6 +126,7 @@ class _Cut:
         self._bases = [study.base for study in studies]
         self._limits = [study.limits[place] for study in studies if study.limits is not None]
         self._policies = [rows for rows in self.rows if rows[0].policy not in BOUNDS]
+        self._filling = studies[0].filling[place]
         self._seeds = seeds
 
     def column(self, residency: Residency) -> LabColumn:
@@ -161,14 +159,14 @@ class _Cut:
         return [self._share(rows, rule) for rows in self._policies]
 
     def _share(self, rows: Sequence[StudyRow], rule: Rule) -> Shares:
-        """Of each seed, or of each stretch of the one trace; there as if each had an equal part of
-        the lookups, so that their mean is that of all."""
+        """Of each seed, or of each stretch of the one trace in which the cache is full; there as if
+        each had an equal part of the lookups."""
         counts = [rule(row) for row in rows]
         values = _hit_ratios(counts, self._bases)
         mean = fmean(values)
         if not self._seeds:
             stretch = max(1, self._bases[0].lookups) / BATCHES
-            values = [hits / stretch for hits in counts[0].batches]
+            values = [hits / stretch for hits in counts[0].batches[self._filling :]]
         return Shares(policy=rows[0].policy, mean=mean, values=values)
 
     def found_by_min(self) -> float:
@@ -186,9 +184,9 @@ class _Cut:
         ]
         why = dominated(compulsory, max(misses, default=0))
         if why is not None:
-            return PolicyOrder(beaten_by=None, why=why)
+            return PolicyOrder(best=None, leads=None, why=why)
         shares = self.shares(rule)
-        return order_by_seeds(shares) if self._seeds else order_by_stretches(shares)
+        return policy_order(shares, seeds=self._seeds)
 
 
 def _rows(study: Study, place: int) -> list[StudyRow]:
@@ -202,7 +200,7 @@ def _failures(cuts: Sequence[_Cut], *, seeds: bool) -> Sequence[PolicyFailure]:
     cuts = sorted(cuts, key=lambda cut: cut.rows[0][0].room_bytes)
     table = {cut.capacity: cut.shares(_by_blocks) for cut in cuts}
     bound = {cut.capacity: cut.found_by_min() for cut in cuts}
-    return failures(table, bound, apart_by_seeds if seeds else apart_by_stretches)
+    return failures(table, bound, seeds=seeds)
 
 
 # --- entries ---------------------------------------------------------------------------------

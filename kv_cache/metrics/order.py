@@ -1,11 +1,33 @@
-"""What it takes for one thing to be called better than another, whatever is compared.
+"""Whether one thing is shown to be better than another, whatever is compared: results, policies,
+simulated variants, cells of a sweep.
 
-Results (`result/comparison.py`), policies without time (`lab/judge.py`) and simulated variants
-(`result/simulation/judge.py`) have in common that intervals are of `intervals.CONFIDENCE`; the
-latter two have no order under the conditions below.
+Sides are compared in pairs: two runs with one seed, two trials with one schedule, two policies in
+one stretch of a trace. What moves both sides of a pair alike drops out of their difference.
+
+Seeds are independent. Stretches of one trace are a sample of others like it (batch means: Conway,
+"Some tactical problems in digital simulation", Management Science 10(1), 1963), and neighbours are
+alike, so that they count for fewer than they are. How alike is known badly of one pair. So it is
+drawn towards the mean of all pairs, the more the less they differ beyond chance (James and Stein,
+Proc. 4th Berkeley Symposium, 1961).
+
+Fifteen policies make a hundred pairs, some of which differ by chance alone. All pairs of one
+question are one family, and a difference is claimed only if it remains after Holm's correction
+(Scandinavian Journal of Statistics 6, 1979), which keeps the chance of even one false claim at 1 -
+`CONFIDENCE`. The interval of a difference is of the level at which its family ended: one that holds
+0 is of a difference that is not claimed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import combinations
+from math import isfinite, sqrt
+from statistics import fmean, stdev, variance
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from kv_cache.core.bounded import Number
+from kv_cache.metrics.intervals import CONFIDENCE, Interval, IntervalEnds, correlation, t_quantile
 
 LEAST_SEEDS = 3
 """With fewer, nothing is known of chance."""
@@ -14,6 +36,8 @@ MOST_COMPULSORY = 0.9
 """Share of the misses of the one with most of them that are first accesses, which no cache has:
 from here on caches have no order."""
 
+_MOST_ALIKE = 0.9  # of neighbours; more can not be told from a trend
+
 
 def compulsory_share(compulsory: float, missed: float) -> float | None:
     """Return the share of misses that were first accesses, if it leaves no order; else None."""
@@ -21,7 +45,55 @@ def compulsory_share(compulsory: float, missed: float) -> float | None:
     return share if share >= MOST_COMPULSORY else None
 
 
-def holm(tests: Sequence[Callable[[float], bool]], alpha: float) -> set[int]:
+# --- one difference --------------------------------------------------------------------------
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """The mean of differences in pairs, with its standard error and its degrees of freedom."""
+
+    mean: float
+    error: float
+    dof: float
+
+    def interval(self, confidence: float = CONFIDENCE) -> Interval:
+        """Return where the true mean lies (Student, 1908)."""
+        reach = self.error and self.error * _quantile((1 + confidence) / 2, self.dof)
+        return Interval(self.mean - reach, self.mean + reach)
+
+    def claimed(self, alpha: float, least: float = 0.0) -> bool:
+        """Return whether it is not 0 at this level, and large enough to matter."""
+        return abs(self.mean) >= least and 0.0 not in self.interval(1 - alpha)
+
+
+def difference_of(differences: Sequence[float], alike: float = 0.0) -> Difference | None:
+    """Return what the differences of pairs show, of which neighbours correlate by `alike`: they
+    count for as many independent ones as have a mean that is as sure. None where that is fewer than
+    2, or where one is not finite."""
+    r = min(_MOST_ALIKE, max(0.0, alike))
+    count = len(differences) * (1 - r) / (1 + r)
+    if count < 2 or not all(map(isfinite, differences)):
+        return None
+    return Difference(
+        mean=fmean(differences), error=stdev(differences) / sqrt(count), dof=round(count - 1, 3)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _quantile(probability: float, dof: float) -> float:
+    return t_quantile(probability, dof)
+
+
+# --- a family --------------------------------------------------------------------------------
+
+
+class Corrected(NamedTuple):
+    """Which tests of a family reject, and the level at which the others were tried last."""
+
+    rejected: set[int]
+    level: float
+
+
+def holm(tests: Sequence[Callable[[float], bool]], alpha: float) -> Corrected:
     """Return which of the tests (each: does it reject at this level?) reject at a chance of `alpha`
     that even one does so falsely.
 
@@ -30,10 +102,86 @@ def holm(tests: Sequence[Callable[[float], bool]], alpha: float) -> set[int]:
     rejected, until no more come.
     """
     rejected: set[int] = set()
+    level = alpha
     while len(rejected) < len(tests):
         level = alpha / (len(tests) - len(rejected))
         now = rejected | {index for index, test in enumerate(tests) if test(level)}
         if now == rejected:
             break
         rejected = now
-    return rejected
+    return Corrected(rejected, level)
+
+
+class Lead(Struct, frozen=True, kw_only=True):
+    """By how much one side has more than another. `shown`: beyond doubt, either way."""
+
+    mean: Number
+    interval: IntervalEnds
+    shown: bool
+
+
+class Family(Struct, frozen=True, kw_only=True):
+    """Sides that were compared, all with all, by their places; more is better. `pairs` have the
+    smaller place first; `level` is what is left of 1 - `CONFIDENCE` for each interval."""
+
+    level: float
+    pairs: Mapping[tuple[int, int], Difference | None]
+    shown: frozenset[tuple[int, int]]
+
+    def better(self, one: int, other: int) -> bool:
+        """Return whether the first is shown to have more than the second."""
+        return (one, other) in self.shown
+
+    def lead(self, one: int, other: int) -> Lead | None:
+        """Return the first one's lead over the second; None where their pairs show nothing."""
+        turned = one > other
+        pair = self.pairs[(other, one) if turned else (one, other)]
+        if pair is None:
+            return None
+        low, high = pair.interval(1 - self.level)
+        return Lead(
+            mean=-pair.mean if turned else pair.mean,
+            interval=IntervalEnds(low=-high, high=-low)
+            if turned
+            else IntervalEnds(low=low, high=high),
+            shown=self.better(one, other) or self.better(other, one),
+        )
+
+
+def compared(sides: Sequence[Sequence[float]], *, in_order: bool, least: float = 0.0) -> Family:
+    """Compare sides that have a value each of the same pairs. `in_order`: these
+    follow one another, so that neighbours are alike. A mean difference of less than `least` is too
+    small to be claimed."""
+    every = {
+        (one, other): [x - y for x, y in zip(sides[one], sides[other], strict=True)]
+        for one, other in combinations(range(len(sides)), 2)
+    }
+    alike = _alike(list(every.values())) if in_order else [0.0] * len(every)
+    pairs = {
+        pair: difference_of(differences, r)
+        for (pair, differences), r in zip(every.items(), alike, strict=True)
+    }
+    judged = {pair: each for pair, each in pairs.items() if each is not None}
+    corrected = holm(
+        [partial(each.claimed, least=least) for each in judged.values()], 1 - CONFIDENCE
+    )
+    shown = frozenset(
+        pair if difference.mean > 0 else pair[::-1]
+        for place, (pair, difference) in enumerate(judged.items())
+        if place in corrected.rejected
+    )
+    return Family(level=corrected.level, pairs=pairs, shown=shown)
+
+
+def _alike(series: Sequence[Sequence[float]]) -> list[float]:
+    """Return how much neighbours correlate in each series of a family. Of n values a correlation
+    is known within 1 / sqrt(n), so that series that differ by no more are taken to be alike."""
+    if not series:
+        return []
+    alone = [correlation(values) for values in series]
+    usual = fmean(alone)
+    if len(alone) < 2:
+        return alone
+    spread = variance(alone)
+    weight = max(0.0, 1 - 1 / (len(series[0]) * spread)) if spread else 0.0
+    return [usual + weight * (each - usual) for each in alone]

@@ -548,7 +548,7 @@ def _distinct(pairs: Sequence[_Pair]) -> list[list[_Pair]]:
 def _certain(family: Sequence[Sequence[_Pair]]) -> set[_Pair]:
     """Return the pairs of all quantities in a family that differ, with Holm's correction."""
     tests = [same[0].differs for same in family]
-    return {pair for index in holm(tests, 1 - CONFIDENCE) for pair in family[index]}
+    return {pair for index in holm(tests, 1 - CONFIDENCE).rejected for pair in family[index]}
 
 
 # --- as JSON ---------------------------------------------------------------------------------

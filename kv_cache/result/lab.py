@@ -31,9 +31,10 @@ RULES = {
     "min-refusing may refuse a block; limit (of space and time) holds for unequal sizes, where min "
     "is a rule and bounds nothing",
     "order": "by blocks and by prefix each: none where first accesses are 90 % of the misses of "
-    "the worst policy or more; of seeds (3 or more) where intervals of means do not overlap; of "
-    "one trace where the mean difference in its 30 stretches, less what neighbours share, has an "
-    "interval above 0; 95 % for all comparisons together, and 0.1 points of the lookups at least",
+    "the worst policy or more; else by the differences of each pair of policies, in each seed (3 "
+    "or more) or each stretch of one trace behind those in which the cache fills, less what "
+    "neighbours share; 95 % for all pairs of a capacity together (Holm), and 0.1 points of the "
+    "lookups at least",
 }
 
 
@@ -148,7 +149,7 @@ _FIGURES = (
 )  # fmt: skip
 CSV_HEAD = (
     *_KEYS, "lookups", "compulsory", *_FIGURES, "interval_low", "interval_high", "seeds",
-    "beaten_by",
+    "behind_best", "behind_low", "behind_high", "shown_behind",
 )  # fmt: skip
 
 
@@ -169,14 +170,16 @@ def _csv_rows(case: LabCase, table: LabTable, column: LabColumn) -> Iterator[lis
         ("blocks", by_blocks(column), case.base.compulsory),
         ("prefix", by_prefix(column), case.base.prefix_compulsory),
     ):
-        beaten_by = (rule_shares.order and rule_shares.order.beaten_by) or {}
+        leads = (rule_shares.order and rule_shares.order.leads) or {}
         for entry, shares in rule_shares.entries:
             ends = shares.interval
-            better = beaten_by.get(entry.policy)
+            lead = leads.get(entry.policy)
+            behind = [None] * 4 if lead is None else [
+                lead.mean, lead.interval.low, lead.interval.high, lead.shown
+            ]  # fmt: skip
             yield [
                 case.name, table.residency, column.capacity, column.room_bytes, entry.policy,
                 entry.kind, rule, case.base.lookups, compulsory,
                 *(getattr(shares, name) for name in _FIGURES),
-                *((None, None) if ends is None else (ends.low, ends.high)), case.seeds,
-                None if better is None else len(better),
+                *((None, None) if ends is None else (ends.low, ends.high)), case.seeds, *behind,
             ]  # fmt: skip

@@ -3,6 +3,8 @@ order among them. Nothing was measured."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from kv_cache.core.format import figures
 from kv_cache.lab.judge import PolicyFailure, PolicyOrder
 from kv_cache.lab.table import FoundShares, LabColumn, LabEntry, LabTable
@@ -13,7 +15,6 @@ from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view import units
 from kv_cache.view.identity import origin_texts, trace_text
 from kv_cache.view.parts import (
-    Cell,
     FactList,
     Figure,
     Line,
@@ -99,14 +100,15 @@ def _sentence(facts: LabFacts) -> str:
         f"With {column.capacity} ({units.bytes_text(column.room_bytes)}) {best.policy} finds most "
         f"of the {len(policies)} policies, {share} of the blocks looked up"
         f"{' by prefix' if prefix else ''}, "
-        f"{_shown_better(by_rule.order, best.policy)}; without limits it is "
+        f"{_shown_better(by_rule.order)}; without limits it is "
         f"{units.PERCENT.measured(bound)}."
     )
 
 
-def _shown_better(order: PolicyOrder | None, policy: str) -> str:
-    beaten = {} if order is None or order.beaten_by is None else order.beaten_by
-    count = sum(policy in better for better in beaten.values())
+def _shown_better(order: PolicyOrder | None) -> str:
+    """Of the best one; by prefix it is another than by blocks."""
+    leads = {} if order is None or order.leads is None else order.leads
+    count = sum(lead is not None and lead.shown for lead in leads.values())
     if not count:
         return "and is not shown to be better than any"
     return f"and is shown to be better than {count} of the others"
@@ -180,30 +182,63 @@ def _rules(table: LabTable) -> dict[str, Rule]:
 
 
 def _tables(table: LabTable) -> Iterator[Table]:
-    """Hits by each rule: a row for each bound and policy, a column for each capacity."""
-    for name, rule in _rules(table).items():
+    """Hits by each rule: a row for each bound and policy, a column for each capacity; then how far
+    policies are behind the best one of the capacity. In short forms that is by the last rule alone,
+    which is by prefix where there are two."""
+    rules = _rules(table)
+    for name, rule in rules.items():
         by_capacity = [rule(column) for column in table.columns]
         rows = by_capacity[0].entries
-        cells: list[list[Cell]] = [
-            [_name(entry, shares), *(each.entries[place][1].hit_ratio for each in by_capacity)]
-            for place, (entry, shares) in enumerate(rows)
-        ]
-        best = frozenset(
-            (row, place)
-            for place, each in enumerate(by_capacity, start=1)
-            for row, (entry, _) in enumerate(each.entries)
-            if ((each.order and each.order.beaten_by) or {}).get(entry.policy) == []
-        )
         yield Table(
             title=f"Hits {name}",
             columns=[
                 ShownColumn(f"hits {name}, %"),
                 *(ShownColumn(column.capacity, _SHARE) for column in table.columns),
             ],
-            rows=cells,
-            marked=best,
-            caption=" ".join(_order_texts(table.columns, by_capacity)),
+            rows=[
+                [_name(entry, shares), *(each.entries[place][1].hit_ratio for each in by_capacity)]
+                for place, (entry, shares) in enumerate(rows)
+            ],
+            caption=_reach_text(by_capacity),
         )
+        policies = [entry.policy for entry, _ in rows if entry.kind == "policy"]
+        if len(policies) > 1:
+            behind = _behind(name, policies, table.columns, by_capacity)
+            yield replace(behind, detail=rule is not list(rules.values())[-1])
+
+
+def _behind(
+    name: str,
+    policies: Sequence[str],
+    columns: Sequence[LabColumn],
+    by_rule: Sequence[FoundBy],
+) -> Table:
+    orders = [(c.capacity, each.order) for c, each in zip(columns, by_rule, strict=True)]
+    some = [(capacity, order) for capacity, order in orders if order and order.leads is not None]
+    return Table(
+        title=f"Behind the best {name}",
+        columns=[
+            ShownColumn(f"behind the best {name}, points"),
+            *(ShownColumn(capacity) for capacity, _ in some),
+        ],
+        rows=[[policy, *(_lead(order, policy) for _, order in some)] for policy in policies]
+        if some
+        else [],
+        caption=" ".join(_order_texts(orders)),
+    )
+
+
+def _lead(order: PolicyOrder, policy: str) -> str:
+    """The lead of the best one over a policy with half of its interval; in brackets what is not
+    shown to be one."""
+    if order.leads is None or policy == order.best:
+        return "best"
+    lead = order.leads[policy]
+    if lead is None:
+        return "not judged"
+    reach = figures(float(f"{50 * (lead.interval.high - lead.interval.low):.2g}"))
+    text = f"{figures(100 * lead.mean)}±{reach}"
+    return text if lead.shown else f"({text})"
 
 
 def _name(entry: LabEntry, shares: FoundShares) -> str:
@@ -211,21 +246,25 @@ def _name(entry: LabEntry, shares: FoundShares) -> str:
     return entry.policy if entry.kind == "policy" else f"{entry.policy} ({kind})"
 
 
-def _order_texts(columns: Sequence[LabColumn], by_rule: Sequence[FoundBy]) -> Iterator[str]:
-    """What the stars mean; capacities without an order, those for the same reason together."""
-    orders = [(c.capacity, each.order) for c, each in zip(columns, by_rule, strict=True)]
-    starred = [order.why for _, order in orders if order is not None and order.beaten_by]
-    for why in dict.fromkeys(starred):
-        yield f"* none is shown to be better: {why}."
+def _order_texts(orders: Sequence[tuple[str, PolicyOrder | None]]) -> Iterator[str]:
+    """What the numbers mean, and which capacities have no order; those for the same reason
+    together."""
+    known: dict[str, list[str]] = {}
     without: dict[str, list[str]] = {}
     for capacity, order in orders:
-        if order is not None and not order.beaten_by:
-            without.setdefault(order.why, []).append(capacity)
+        if order is not None:
+            (without if order.leads is None else known).setdefault(order.why, []).append(capacity)
+    if known:
+        yield "In brackets: not shown to be behind."
+    for why, where in known.items():
+        yield f"At {', '.join(where)}: {why}." if len(known) > 1 else f"{why.capitalize()}."
     for why, where in without.items():
         yield f"No order at {', '.join(where)}, as {why}."
+
+
+def _reach_text(by_rule: Sequence[FoundBy]) -> str:
     reach = [s.interval.high - s.interval.low for f in by_rule for _, s in f.entries if s.interval]
-    if reach:
-        yield f"95 % intervals are within ±{figures(50 * max(reach))} points."
+    return f"95 % intervals are within ±{figures(50 * max(reach))} points." if reach else ""
 
 
 # --- figures ---------------------------------------------------------------------------------
@@ -236,7 +275,9 @@ def _figures(table: LabTable, where: str, as_held: str, *, several: bool) -> Ite
     drawn: list[tuple[str, Rule, str]] = [
         (f"misses {name}", rule, "miss_ratio") for name, rule in _rules(table).items()
     ]
-    drawn.insert(1, ("bytes missed by blocks", by_blocks, "byte_miss_ratio"))
+    shares = [entry.blocks for column in table.columns for entry in column.entries]
+    if any(each.byte_miss_ratio != each.miss_ratio for each in shares):
+        drawn.insert(1, ("bytes missed by blocks", by_blocks, "byte_miss_ratio"))
     for number, (title, rule, ratio) in enumerate(drawn):
         lines = _lines(table, rule, ratio)
         if lines:
@@ -247,7 +288,8 @@ def _figures(table: LabTable, where: str, as_held: str, *, several: bool) -> Ite
                 lines=lines,
                 scale=Scale.LOG,
                 zero=False,
-                caption="Dashed: what no policy undercuts, and rules that are no policy.",
+                caption="Dashed: what no policy undercuts, and rules that are no policy. Bars, of "
+                "one trace: how far from the best one.",
                 detail=several and number > 0,
             )
 
@@ -259,14 +301,28 @@ def _lines(table: LabTable, rule: Rule, ratio: str) -> list[Line]:
     for column in columns:
         for entry, shares in rule(column).entries:
             kinds[entry.policy] = entry.kind
-            ends = shares.interval if ratio == "miss_ratio" else None
-            missed = ends and IntervalEnds(low=1 - ends.high, high=1 - ends.low)
+            missed = _missed(rule(column), entry, shares) if ratio == "miss_ratio" else None
             points.setdefault(entry.policy, []).append(
                 PlotPoint(x=column.room_bytes, y=getattr(shares, ratio), interval=missed)
             )
     return [
         Line(name=name, points=each, muted=kinds[name] != "policy") for name, each in points.items()
     ]
+
+
+def _missed(by_rule: FoundBy, entry: LabEntry, shares: FoundShares) -> IntervalEnds | None:
+    """The interval of a miss ratio: that of seeds, or as far around it as the difference to the
+    best one may be another."""
+    if (ends := shares.interval) is not None:
+        return IntervalEnds(low=1 - ends.high, high=1 - ends.low)
+    leads = (by_rule.order and by_rule.order.leads) or {}
+    lead = leads.get(entry.policy)
+    if lead is None:
+        return None
+    reach = (lead.interval.high - lead.interval.low) / 2
+    return IntervalEnds(
+        low=max(0.0, shares.miss_ratio - reach), high=min(1.0, shares.miss_ratio + reach)
+    )
 
 
 # --- failures --------------------------------------------------------------------------------

@@ -94,12 +94,13 @@ def test_the_summary_says_which_rule_is_which_and_its_tables_fit_a_screen(
 ) -> None:
     assert main(["lab", "mooncake.jsonl"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 54
+    assert len(lines) <= 76
     heads = [line for line in lines if line.startswith("hits by ")]
     assert [line[:14].rstrip(" ,") for line in heads] == ["hits by blocks", "hits by prefix"]
     assert max(map(len, heads)) <= 80
     for name in ("unlimited (bound)", *USUAL):
-        assert sum(line.startswith(f"{name} ") for line in lines) == 2, name
+        tables = 2 if name == "unlimited (bound)" else 3
+        assert sum(line.startswith(f"{name} ") for line in lines) == tables, name
     assert sum(line.startswith("min (bound) ") for line in lines) == 1, (
         "it is not counted by prefix"
     )
@@ -117,9 +118,7 @@ def test_a_hit_ratio_is_the_same_text_in_every_form(
     assert re.search(rf"\narc .* {re.escape(golden)}", terminal(view))
     assert golden in markdown(view)
     drawn = [part for part in view.pictures() if isinstance(part, Figure)]
-    assert [each.title for each in drawn] == [
-        "misses by blocks", "bytes missed by blocks", "misses by prefix"
-    ]  # fmt: skip
+    assert [each.title for each in drawn] == ["misses by blocks", "misses by prefix"]
     assert found["miss_ratio"] in [point.y for point in drawn[0].points()]
     for suffix in ("html", "md", "xlsx"):
         assert main(["report", "R.json", "-o", f"R.{suffix}"]) == 0
@@ -350,22 +349,26 @@ def test_patterns_have_means_and_intervals_over_their_seeds(
                 assert low - 1e-12 <= rate["hit_ratio"] <= high + 1e-12
 
 
-def test_policies_whose_intervals_overlap_are_not_told_apart(
+def test_the_best_is_told_with_its_lead_over_each_other(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = lab(capsys, "--pattern", "rag_burst", "--capacities", "10%,50%")
     unclear, clear = (column["order"] for column in own["cases"][0]["tables"][0]["columns"])
-    some = [entries(own, 0)[policy]["blocks"]["interval"] for policy in ("lru", "fifo")]
-    assert max(each["low"] for each in some) <= min(each["high"] for each in some)
-    assert "lru" not in unclear["beaten_by"]["fifo"]
-    assert "lru" in clear["beaten_by"]["fifo"]
-    assert clear["beaten_by"]["lru"] == []
+    for capacity, order in enumerate((unclear, clear)):
+        some = entries(own, capacity)
+        ratio = some[order["best"]]["blocks"]["hit_ratio"]
+        assert order["best"] not in order["leads"]
+        for policy, lead in order["leads"].items():
+            assert lead["mean"] == pytest.approx(ratio - some[policy]["blocks"]["hit_ratio"])
+            assert lead["interval"]["low"] <= lead["mean"] <= lead["interval"]["high"]
+            assert lead["shown"] is (lead["interval"]["low"] > 0)
+    assert clear["leads"]["fifo"]["shown"]
 
 
 def test_two_seeds_are_too_few_for_an_order(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = lab(capsys, "--pattern", "rag_burst", "--capacities", "50%", "--seeds", 2)
     order = own["cases"][0]["tables"][0]["columns"][0]["order"]
-    assert order == {"beaten_by": None, "why": "2 seeds are fewer than 3"}
+    assert order == {"best": None, "leads": None, "why": "2 seeds are fewer than 3"}
 
 
 def test_a_policy_that_finds_nothing_where_min_finds_much_is_told_as_a_failure(
@@ -383,7 +386,7 @@ def test_where_first_accesses_are_nearly_all_misses_there_is_no_order(
 ) -> None:
     own = lab(capsys, "--pattern", "long_tail_mix", "--capacities", "98%")
     order = own["cases"][0]["tables"][0]["columns"][0]["order"]
-    assert order["beaten_by"] is None
+    assert order["leads"] is None
     assert order["why"] == "first accesses are 90 % of the worst one's misses, or more"
 
 

@@ -386,12 +386,12 @@ def test_holm_without_p_values_rejects_what_holm_with_them_does(ps: list[float])
         if ps[index] > 0.05 / (len(ps) - rank):
             break
         expected.add(index)
-    assert holm([by(p) for p in ps], 0.05) == expected
+    assert holm([by(p) for p in ps], 0.05).rejected == expected
 
 
 def test_what_differs_only_on_its_own_is_said_to_be_uncertain() -> None:
-    assert holm([by(0.04)], 0.05) == {0}
-    assert holm([by(0.04), by(0.5)], 0.05) == set()
+    assert holm([by(0.04)], 0.05).rejected == {0}
+    assert holm([by(0.04), by(0.5)], 0.05).rejected == set()
 
 
 def test_more_results_need_more_certainty(tmp_path: Path) -> None:
