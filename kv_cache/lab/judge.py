@@ -16,7 +16,7 @@ from kv_cache.metrics.intervals import CONFIDENCE
 from kv_cache.metrics.order import (
     LEAST_SEEDS,
     MOST_COMPULSORY,
-    Family,
+    ComparedSides,
     Lead,
     compared,
     compulsory_share,
@@ -80,7 +80,7 @@ def _no_order(why: str) -> PolicyOrder:
     return PolicyOrder(best=None, leads=None, why=why)
 
 
-def family_of(some: Sequence[Shares], *, seeds: bool) -> Family:
+def family_of(some: Sequence[Shares], *, seeds: bool) -> ComparedSides:
     """Compare all policies with all."""
     return compared([row.values for row in some], in_order=not seeds, least=LEAST_DIFFERENCE)
 
@@ -120,7 +120,7 @@ def failures(
 
 
 def _below(
-    some: Sequence[Shares], place: int, capacity: str, family: Family
+    some: Sequence[Shares], place: int, capacity: str, family: ComparedSides
 ) -> Sequence[PolicyFailure]:
     places = {row.policy: at for at, row in enumerate(some)}
     return [

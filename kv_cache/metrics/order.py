@@ -48,7 +48,7 @@ def compulsory_share(compulsory: float, missed: float) -> float | None:
 # --- one difference --------------------------------------------------------------------------
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class PairedDifference(Struct, frozen=True, kw_only=True):
     """The mean of differences in pairs, with its standard error and its degrees of freedom."""
 
     mean: float
@@ -65,7 +65,7 @@ class Difference(Struct, frozen=True, kw_only=True):
         return abs(self.mean) >= least and 0.0 not in self.interval(1 - alpha)
 
 
-def difference_of(differences: Sequence[float], alike: float = 0.0) -> Difference | None:
+def difference_of(differences: Sequence[float], alike: float = 0.0) -> PairedDifference | None:
     """Return what the differences of pairs show, of which neighbours correlate by `alike`: they
     count for as many independent ones as have a mean that is as sure. None where that is fewer than
     2, or where one is not finite."""
@@ -73,7 +73,7 @@ def difference_of(differences: Sequence[float], alike: float = 0.0) -> Differenc
     count = len(differences) * (1 - r) / (1 + r)
     if count < 2 or not all(map(isfinite, differences)):
         return None
-    return Difference(
+    return PairedDifference(
         mean=fmean(differences), error=stdev(differences) / sqrt(count), dof=round(count - 1, 3)
     )
 
@@ -120,12 +120,12 @@ class Lead(Struct, frozen=True, kw_only=True):
     shown: bool
 
 
-class Family(Struct, frozen=True, kw_only=True):
+class ComparedSides(Struct, frozen=True, kw_only=True):
     """Sides that were compared, all with all, by their places; more is better. `pairs` have the
     smaller place first; `level` is what is left of 1 - `CONFIDENCE` for each interval."""
 
     level: float
-    pairs: Mapping[tuple[int, int], Difference | None]
+    pairs: Mapping[tuple[int, int], PairedDifference | None]
     shown: frozenset[tuple[int, int]]
 
     def better(self, one: int, other: int) -> bool:
@@ -148,7 +148,9 @@ class Family(Struct, frozen=True, kw_only=True):
         )
 
 
-def compared(sides: Sequence[Sequence[float]], *, in_order: bool, least: float = 0.0) -> Family:
+def compared(
+    sides: Sequence[Sequence[float]], *, in_order: bool, least: float = 0.0
+) -> ComparedSides:
     """Compare sides that have a value each of the same pairs. `in_order`: these
     follow one another, so that neighbours are alike. A mean difference of less than `least` is too
     small to be claimed."""
@@ -170,7 +172,7 @@ def compared(sides: Sequence[Sequence[float]], *, in_order: bool, least: float =
         for place, (pair, difference) in enumerate(judged.items())
         if place in corrected.rejected
     )
-    return Family(level=corrected.level, pairs=pairs, shown=shown)
+    return ComparedSides(level=corrected.level, pairs=pairs, shown=shown)
 
 
 def _alike(series: Sequence[Sequence[float]]) -> list[float]:
