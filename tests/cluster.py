@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kv_cache.config.scenario import (
+    DECODE_ROUTERS,
     DISCIPLINES,
     ORDERS,
     PREEMPTIONS,
@@ -70,7 +71,7 @@ def random_values(seed: int) -> Plain:
         "tiers": _tiers(rng, block, size),
         "router": {
             "kind": rng.choice(ROUTERS),
-            "decode": rng.choice(ROUTERS),
+            "decode": rng.choice(DECODE_ROUTERS),
             "candidates": rng.choice((1, 4, 16)),
             "w_load": rng.choice((0.0, 1.0)),
         },
@@ -103,6 +104,15 @@ def with_admission(values: Plain, seed: int) -> Plain:
                     "admission_floor": rng.choice((1, 2)),
                 }
     return {**values, "tiers": tiers}
+
+
+def mixed_for_each_other(seed: int) -> Plain:
+    """`random_values` with mixed instances alone, which decode for each other."""
+    values, rng = random_values(seed), random.Random(seed + 1)
+    values["router"] |= {"decode": "cheapest", "w_transfer": rng.choice((0.0, 1.0))}
+    for group in values["instances"].values():
+        group["role"] = "mixed"
+    return values
 
 
 def _work(rng: random.Random, block: int) -> Plain:

@@ -21,6 +21,7 @@ ROLES = ("mixed", "prefill", "decode")
 SCOPES = ("device", "node", "rack", "cluster")
 COMPUTE = ("roofline", "rate", "none")
 ROUTERS = ("round-robin", "least-loaded", "power-of-two", "session-affinity", "prefix-aware")
+DECODE_ROUTERS = (*ROUTERS, "cheapest")
 RESERVATIONS = ("reserve-full", "reserve-prompt", "on-demand")
 PREEMPTIONS = ("recompute", "swap", "abort")
 ORDERS = ("fcfs", "sjf")
@@ -390,24 +391,29 @@ class TiersSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSection:
     """Who gets a request. The cost of prefix-aware is in time: w_load x work that waits there +
-    w_overlap x prefill of what it lacks + w_transfer x loading of what it has elsewhere."""
+    w_overlap x prefill of what it lacks + w_transfer x loading of what it has elsewhere; where it
+    decodes, w_load x answers there, its own too, + w_transfer x sending of what is not there."""
 
     kind: str = opt("prefix-aware", "Rule for instances that prefill", choices=ROUTERS)
     decode: str = opt(
-        "least-loaded", "Rule for instances that decode", choices=ROUTERS, read_when="separated"
-    )
+        "least-loaded",
+        "Rule for instances that decode; cheapest: each request where the cost is least, by mixed "
+        "instances for each other too, but where it was computed if that is as cheap or another "
+        "mixed one has no room",
+        choices=DECODE_ROUTERS, read_when="separated",
+    )  # fmt: skip
     w_overlap: float = opt(
         1.0, "Weight", low=0, high=1e6, read_when=".kind=prefix-aware or decode_by_prefix"
     )
     w_load: float = opt(
-        1.0, "Weight", low=0, high=1e6, read_when=".kind=prefix-aware or decode_by_prefix"
+        1.0, "Weight", low=0, high=1e6, read_when=".kind=prefix-aware or decode_by_cost"
     )
     w_transfer: float = opt(
-        1.0, "Weight", low=0, high=1e6, read_when=".kind=prefix-aware or decode_by_prefix"
+        1.0, "Weight", low=0, high=1e6, read_when=".kind=prefix-aware or decode_by_cost"
     )
     candidates: int = opt(
         16, "Instances that prefix-aware looks at: holders of the longest prefix, and the least "
-        "loaded", low=1, high=100_000, read_when=".kind=prefix-aware or decode_by_prefix",
+        "loaded", low=1, high=100_000, read_when=".kind=prefix-aware or decode_by_cost",
     )  # fmt: skip
 
 

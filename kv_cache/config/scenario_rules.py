@@ -87,8 +87,11 @@ def lower_tiers(scenario: Scenario) -> list[str]:
 
 
 def is_separated(scenario: Scenario) -> bool:
-    """Whether KV state moves between instances: some only prefill, or only decode."""
-    return any(group.role != "mixed" for group in scenario.instances.values())
+    """Whether KV state moves between instances: some only prefill, or only decode, or mixed ones
+    decode for each other."""
+    return scenario.router.decode == "cheapest" or any(
+        group.role != "mixed" for group in scenario.instances.values()
+    )
 
 
 def check(scenario: Scenario, where: str = "", *, whole: bool = True) -> None:
@@ -305,9 +308,17 @@ def _policies(scenario: Scenario) -> Iterator[str]:
 _FACTS: Mapping[str, Fact] = {
     "computed": Fact(lambda scenario: _is_computed(scenario), "instances without compute roofline"),
     "profiled": Fact(lambda scenario: _is_profiled(scenario), "instances without a profile"),
-    "separated": Fact(is_separated, "instances that all have role mixed"),
+    "separated": Fact(
+        is_separated, "instances that all have role mixed (and another router.decode than cheapest)"
+    ),
     "decode_by_prefix": Fact(
         lambda scenario: is_separated(scenario) and scenario.router.decode == "prefix-aware",
+        "routers of decode",
+    ),
+    "decode_by_cost": Fact(
+        lambda scenario: (
+            is_separated(scenario) and scenario.router.decode in ("prefix-aware", "cheapest")
+        ),
         "routers of decode",
     ),
     "several_turns": Fact(

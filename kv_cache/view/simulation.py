@@ -395,7 +395,7 @@ def _first_token(variants: Sequence[SimVariant]) -> list[Table]:
 
 def _service(variants: Sequence[SimVariant]) -> Table:
     """What became of requests, and how instances shared the work."""
-    counts = ("arrived", "finished", "rejected", "aborted", "preemptions")
+    counts = ("arrived", "finished", "rejected", "aborted", "preemptions", "handoffs")
     rates = {
         "req/s": FINISHED_RATE, "tokens/s": TOKEN_RATE, "good/s": GOODPUT, "good %": GOOD_SHARE,
         "busy %": BUSY, "active %": ACTIVE, "skew": SKEW,

@@ -205,6 +205,52 @@ def test_a_prompt_takes_latencies_once_and_its_bytes_over_the_slowest_link(
     assert facts(found)["links"]["nic"]["bytes_by_cause"] == {"pd-transfer": 2 * 256_000}
 
 
+UNLIKE: Plain = {
+    "a": rates(prefill_tokens_per_s=40_000, decode_tokens_per_s=20),
+    "b": rates(prefill_tokens_per_s=4000, decode_tokens_per_s=100),
+}
+"""One prefills ten times as fast, the other decodes five times as fast."""
+
+
+def test_each_request_is_decoded_where_that_costs_least() -> None:
+    """As fast as with roles that are set by hand; at home nothing is sent, and it is slower."""
+    asked = [request(n, 2 * n * S, 400, 100) for n in range(50)]
+    roles = {
+        name: {**UNLIKE[name], "role": role}
+        for name, role in (("a", "prefill"), ("b", "decode"))
+    }  # fmt: skip
+    by_hand = ran({"instances": roles}, asked)
+    anew = ran({"instances": UNLIKE, "router": {"decode": "cheapest"}}, asked)
+    home = ran({"instances": UNLIKE}, asked)
+    assert anew.requests.e2e_ns == by_hand.requests.e2e_ns
+    assert min(home.requests.e2e_ns) > max(anew.requests.e2e_ns)
+    counts = facts(anew)["requests"]
+    assert (counts["handoffs"], counts["decoded_elsewhere"]) == (50, 50)
+    assert facts(home)["requests"]["handoffs"] == 0
+
+
+def test_a_request_is_decoded_at_home_where_the_other_has_no_room_or_is_too_far() -> None:
+    """The fast decoder is full with what it has prefilled itself; over a slow link it does not
+    pay."""
+    small = {"instances": {**UNLIKE, "b": {**UNLIKE["b"], "hbm_gib": gib(40, BLOCK)}}}
+    cheapest: Plain = {"router": {"decode": "cheapest"}}
+    both = [request(n, 0, 400, 100) for n in range(3)]
+    found = ran({**small, **cheapest}, both)
+    assert found.requests.finished == 3
+    assert found.requests.handoffs_declined > 0
+    one = [request(0, 0, 400, 100)]
+    far = ran(
+        {
+            "instances": UNLIKE,
+            **cheapest,
+            "network": {"nvlink": {"gbytes_per_s": 0}, "pcie": {"gbytes_per_s": 1e-5}},
+        },
+        one,
+    )
+    near = ran({"instances": UNLIKE, **cheapest}, one)
+    assert (far.requests.handoffs, near.requests.handoffs) == (0, 1)
+
+
 @pytest.mark.parametrize(("most_ms", "good"), [(265, 0), (267, 1)])
 def test_goodput_keeps_the_limit_that_a_scenario_names_with_the_transfer(
     most_ms: int, good: int

@@ -76,7 +76,9 @@ class Cluster(InstanceEvents):
         self._prefill_router = Router(
             section.kind, section, self.prefill_side, seed.child("router")
         )
-        self.decode_side = DecodeSide(self._fabric, roster, decode)
+        loads = self.prefill_side.loads if decode == prefill else None
+        self.decode_side = DecodeSide(self._fabric, roster, decode, loads)
+        self._anywhere = section.decode == "cheapest"
         self._decode_router = Router(
             section.decode, section, self.decode_side, seed.child("decode-router")
         )
@@ -200,6 +202,8 @@ class Cluster(InstanceEvents):
             return
         if flight.landing is not None and flight.decoder == instance.number:
             flight.room_ns = now
+            if flight.prepared:
+                self._leave_home(flight)
             self._landing_ready(flight)
         elif self._rules.reserve_prompt:
             self.prompt_secured(flight)
@@ -337,18 +341,38 @@ class Cluster(InstanceEvents):
         return self.scenario.separation.transfer == "push" and flight.request.output_tokens > 1
 
     def _choose_decoder(self, flight: Flight) -> None:
-        """Of two mixed instances none decodes for the other: each could be full of what waits for
-        memory of the other."""
+        """Of two mixed instances none waits for memory of the other: each could be full of what
+        waits. So one decodes for the other only by an offer, which has its answer at once."""
         number = self._decode_router.choose(flight)
-        if self.roster.roles[number] == self.roster.roles[flight.home]:
+        both_mixed = self.roster.roles[number] == self.roster.roles[flight.home]
+        if both_mixed and not self._anywhere:
             number = flight.home
-        flight.decoder = number
+        self._decode_at(flight, number)
+        if number == flight.home:
+            return
         instance = self.instance(number)
-        flight.decode_work = int(flight.request.output_tokens * instance.compute.token_ns)
-        self.decode_side.loads.add(number, 0, flight.decode_work)
-        if number != flight.home:
+        if not both_mixed:
             instance.enqueue(flight)
             instance.nudge()
+        elif not instance.offer(flight):
+            self.declined(flight)
+
+    def _decode_at(self, flight: Flight, number: int) -> None:
+        flight.decoder = number
+        flight.decode_work = self.decode_side.answer_ns(number, flight)
+        self.decode_side.loads.add(number, 0, flight.decode_work)
+
+    def declined(self, flight: Flight) -> None:
+        """There is no room for it at another mixed instance: it is decoded at home."""
+        self._requests.handoffs_declined += 1
+        self._leave_decoder(flight)
+        self._decode_at(flight, flight.home)
+        if flight.prepared:
+            flight.room_ns = self.loop.now_ns
+            home = self.instance(flight.home)
+            self._say("decode", flight, home.number)
+            home.join(flight)
+            home.nudge()
 
     def _hand_over(self, instance: Instance, flight: Flight) -> None:
         """Prefill is over: the sequence leaves the batch, its memory stays until it is sent."""
@@ -358,10 +382,18 @@ class Cluster(InstanceEvents):
             self._say("decode", flight, instance.number)
             instance.join(flight)
             return
-        del instance.members[flight]
         self.counts.turn(flight, TRANSFER)
         flight.prepared = True
+        if flight not in self.instance(flight.decoder).waiting.offers:
+            self._leave_home(flight)
         self.chunk_computed(flight)
+
+    def _leave_home(self, flight: Flight) -> None:
+        """Give its place in the batch to another; one that was offered keeps it until the answer,
+        as it may have to decode there."""
+        home = self.instance(flight.home)
+        if home.members.pop(flight, flight) is None:
+            home.nudge()
 
     def _landing_ready(self, flight: Flight) -> None:
         """The decode side has memory."""
@@ -424,6 +456,7 @@ class Cluster(InstanceEvents):
         assert flight.landing is not None
         source.release()
         flight.landed_ns = self.loop.now_ns
+        self._requests.handoffs += 1
         flight.hold, flight.landing = flight.landing, None
         flight.order = flight.landing_order
         decoder = self.instance(flight.decoder)

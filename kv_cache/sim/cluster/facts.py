@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from fractions import Fraction
 from math import ceil
+from operator import ne
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,9 @@ def _requests(outcome: ClusterOutcome) -> Plain:
         "measured_finished": every.measured_finished,
         "finished_share": _share(every.measured_finished, every.measured_arrived),
         "preemptions": every.preemptions,
+        "handoffs": every.handoffs,
+        "handoffs_declined": every.handoffs_declined,
+        "decoded_elsewhere": sum(map(ne, every.instance, every.decoder)),
     }
 
 

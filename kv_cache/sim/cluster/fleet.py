@@ -75,11 +75,13 @@ class Loads:
 class Fleet(ABC):
     """View of the instances that a router chooses among."""
 
-    def __init__(self, fabric: Fabric, roster: Roster, members: Sequence[int]) -> None:
+    def __init__(
+        self, fabric: Fabric, roster: Roster, members: Sequence[int], loads: Loads | None = None
+    ) -> None:
         self._fabric = fabric
         self._roster = roster
         self.members = members
-        self.loads = Loads(members, fabric.topology.instances)
+        self.loads = loads or Loads(members, fabric.topology.instances)
         kinds = {(roster.capacity_of(number), roster.roles[number]) for number in members}
         self.equal = len(kinds) < 2  # in the memory that they have
         among = bytearray(fabric.topology.instances)
@@ -96,6 +98,10 @@ class Fleet(ABC):
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
         """Return prefill of what is missing there, loading or sending of what is elsewhere, and the
         tokens that are missing."""
+
+    def has(self, instance: int) -> bool:
+        """Whether an instance is one of them."""
+        return instance >= 0 and bool(self._among[instance])
 
     def fits(self, instance: int, flight: Flight) -> bool:
         roster = self._roster
@@ -177,18 +183,35 @@ class PrefillSide(Fleet):
 
 
 class DecodeSide(Fleet):
-    """The instances that can decode, once a prompt is computed elsewhere."""
+    """The instances that can decode, once a prompt is computed elsewhere. `loads` are those of the
+    prefill side if it is the same instances."""
+
+    def __init__(
+        self, fabric: Fabric, roster: Roster, members: Sequence[int], loads: Loads | None
+    ) -> None:
+        super().__init__(fabric, roster, members, loads)
+        self._prompts_too = loads is not None
 
     @property
     def below(self) -> Sequence[str]:
         return ()
 
     def wait_ns(self, instance: int, flight: Flight) -> int:
-        """Return the work of all answers there: they share an instance."""
-        return self.loads.work[instance]
+        """Return the work of all answers there, this one's too: they share an instance. Where the
+        same instances prefill, their prompts' as well, but for its own."""
+        work = self.loads.work[instance] + self.answer_ns(instance, flight)
+        if self._prompts_too and instance == flight.work_at:
+            work -= flight.prefill_work
+        return work
+
+    def answer_ns(self, instance: int, flight: Flight) -> int:
+        """Estimate the work of the flight's answer there."""
+        return int(flight.request.output_tokens * self._roster.compute_of(instance).token_ns)
 
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
         """Return the cost of sending what is missing there; nothing is computed."""
+        if instance == flight.home:
+            return 0.0, 0.0, 0
         fabric = self._fabric
         there = self._roster.used.get(instance)
         have = 0
@@ -197,8 +220,6 @@ class DecodeSide(Fleet):
             parts = match((there.pool,), flight.path, fabric.chain, most)
             have = sum(part.end - part.start for part in parts) * fabric.block_tokens
         missing = flight.target - have
-        if instance == flight.home:
-            return 0.0, 0.0, 0
         link_path = fabric.topology.path(flight.home, instance)
         sending = fabric.network.estimate_ns(link_path, missing * fabric.token_bytes)
         return 0.0, sending, missing

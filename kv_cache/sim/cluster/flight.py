@@ -86,7 +86,7 @@ class Flight:
     second_ns: int = -1  # its second one is, if it is measured
     load_ns: int = 0  # that its first token waited for loads alone
     loads_since_ns: int = 0  # since when nothing but loads keeps it
-    room_ns: int = 0  # there is memory for it where it decodes
+    room_ns: int = 0  # there is memory for it where it decodes, or it is known that there is none
     send_ns: int = -1  # its state began to be sent to where it decodes
     chunk_ns: int = -1  # the first part of it is there
     landed_ns: int = -1  # all of it is

@@ -20,7 +20,7 @@ from kv_cache.sim.cluster.counts import MOST_GAPS, ClusterCounts
 from kv_cache.sim.cluster.event_loop import STEPS
 from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, Flight, Hold
-from kv_cache.sim.cluster.prefix_match import PrefixPart, match
+from kv_cache.sim.cluster.prefix_match import PrefixPart, is_ready, match, unpin
 from kv_cache.sim.cluster.scheduler_rules import Rules
 from kv_cache.sim.cluster.segments import BlockPool, blocks_of
 from kv_cache.sim.cluster.waiting_queue import WaitingQueue
@@ -39,6 +39,10 @@ class InstanceEvents(ABC):
     @abstractmethod
     def admitted(self, instance: "Instance", flight: Flight) -> None:
         """A flight has its memory, and is out of the queue."""
+
+    @abstractmethod
+    def declined(self, flight: Flight) -> None:
+        """There is no memory for a flight that was offered."""
 
     @abstractmethod
     def prefix_matched(
@@ -136,6 +140,15 @@ class Instance:
         """Let a flight wait; `first` if it has been admitted before."""
         self.waiting.add(flight, first=first)
 
+    def offer(self, flight: Flight) -> bool:
+        """Decode a flight that is prefilled elsewhere, if there is memory at the next step: it
+        never waits for any. False: there is no place for it in the batch."""
+        if len(self.members) >= self.max_seqs:
+            return False
+        self.waiting.offers.append(flight)
+        self.nudge()
+        return True
+
     def nudge(self) -> None:
         """End a run of decode steps at the next step, as a flight may be admitted."""
         if not self.busy:
@@ -152,8 +165,22 @@ class Instance:
             joining, self._joining = self._joining, []
             for flight in joining:
                 self._join(flight)
+        if self.waiting.offers:
+            self._answer_offers()
         self._begin()
+        if self.waiting.offers and not self.busy:
+            self._answer_offers()  # what came meanwhile: the next step may be far
         self._kicking = False
+
+    def _answer_offers(self) -> None:
+        offers = self.waiting.offers
+        while offers:
+            flight = offers.popleft()
+            if len(self.members) < self.max_seqs and self._take_transfer(flight):
+                self.members[flight] = None
+                self._events.admitted(self, flight)
+            else:
+                self._events.declined(flight)
 
     def _begin(self) -> None:
         for _ in range(2):  # again where all who decoded had to give their memory back
@@ -217,7 +244,7 @@ class Instance:
         room = below + max(0, private)
         evicted = pool.make_room(room) if self._has_room(room) else None
         if evicted is None:
-            _unpin(parts)
+            unpin(parts)
             return False
         flight.order = self._next_order()
         hold = flight.hold = Hold(pool)
@@ -268,13 +295,13 @@ class Instance:
         if flight.path:
             most = flight.target // rules.block_tokens
             parts = match((pool,), flight.path, self._fabric.chain, most)
-            parts = list(takewhile(_is_ready, parts))
+            parts = list(takewhile(is_ready, parts))
         for part in parts:
             pool.pin(part.segment)
         shared = sum(part.end - part.start for part in parts)
         private = self._reserved(flight) - shared
         if not (self._has_room(private) and self._storage.take(pool, private)):
-            _unpin(parts)
+            unpin(parts)
             return False
         for part in reversed(parts):
             pool.hit(part.segment)
@@ -669,14 +696,5 @@ class Instance:
         assert sum(self._slacks.values()) == (0 if self.rules.reserve_all else self.decoding)
 
 
-def _unpin(parts: Sequence[PrefixPart]) -> None:
-    for part in parts:
-        part.pool.unpin(part.segment)
-
-
 def _order(flight: Flight) -> int:
     return flight.order
-
-
-def _is_ready(part: PrefixPart) -> bool:
-    return part.segment.ready

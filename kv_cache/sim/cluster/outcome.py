@@ -42,8 +42,9 @@ class Requests:
     `first_chunk_ns` and `movement_ns` are -1 if nothing was sent to another instance.
 
     ttft: first token out - arrival. queue: first admission - arrival. load: of the rest of ttft,
-    what the request waited for cached state alone. Where another instance decodes, decode queue:
-    memory there - first token out, and transfer: state there - the later of these; else both are 0.
+    what the request waited for cached state alone. Where another instance is to decode, decode
+    queue: memory there, or the answer that there is none - first token out; transfer: state there -
+    the later of these; else both are 0.
     ttft with transfer: the token that the first decode step makes, which is the second one, out -
     arrival; ttft if the answer has one token.
     first chunk, movement: the first part of the state, and all of it, there - first part sent.
@@ -75,6 +76,8 @@ class Requests:
     instance: "array[int]" = field(default_factory=_ns)
     decoder: "array[int]" = field(default_factory=_ns)
     preemptions: int = 0
+    handoffs: int = 0  # state sent from one instance to another, which decodes
+    handoffs_declined: int = 0  # offered to a mixed instance that had no room
     good: int = 0  # measured and finished, within every limit of the SLO
 
 

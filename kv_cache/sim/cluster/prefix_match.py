@@ -69,3 +69,14 @@ def missing(
         if end > 0:
             extents += reversed(pool.missing(node, 0, end))
     return extents
+
+
+def unpin(parts: Sequence[PrefixPart]) -> None:
+    """Let go of parts that were pinned."""
+    for part in parts:
+        part.pool.unpin(part.segment)
+
+
+def is_ready(part: PrefixPart) -> bool:
+    """Whether the state of a part is there, not on its way."""
+    return part.segment.ready

@@ -1,9 +1,11 @@
-"""Who gets a request: five rules, one cost.
+"""Who gets a request: six rules, one cost.
 
 Round robin, least loaded, the less loaded of two drawn by chance (Mitzenmacher, IEEE TPDS 12(10),
 2001), the session's last instance, and prefix aware: the least of w_load x what waits there +
 w_overlap x prefill of what it lacks + w_transfer x loading of what it has below HBM, in ns (the
 cost forms of Dynamo's KV router and of Mooncake's Conductor). See `fleet.py` for the estimates.
+Who decodes can also be chosen by that cost among all who are little loaded, `cheapest`: there it is
+w_load x answers there, its own too, + w_transfer x sending of what is not there.
 
 It must stay cheap with ten thousand instances: who holds a prefix is looked up, not searched.
 Ties go to who was chosen longest ago, so that an idle cluster is used evenly.
@@ -33,6 +35,7 @@ class Router:
             "power-of-two": self._power_of_two,
             "session-affinity": self._session_affinity,
             "prefix-aware": self._prefix_aware,
+            "cheapest": self._cheapest,
         }[kind]
         self._remembers = kind in ("session-affinity", "prefix-aware")
 
@@ -75,11 +78,21 @@ class Router:
         return self._least_loaded(flight) if last is None else last
 
     def _prefix_aware(self, flight: Flight) -> int:
-        section, fleet = self._section, self._fleet
         candidates = dict.fromkeys(self._loads.least(2))
         last = self._last.get(flight.request.session)
         if last is not None:
             candidates[last] = None
+        return self._least_cost(flight, candidates)
+
+    def _cheapest(self, flight: Flight) -> int:
+        home = flight.home
+        first = [home] if self._fleet.has(home) else []
+        least = self._loads.least(self._section.candidates)
+        return self._least_cost(flight, dict.fromkeys((*first, *least)))
+
+    def _least_cost(self, flight: Flight, candidates: dict[int, None]) -> int:
+        """Return the one of least cost among some, and those that hold its prefix."""
+        section, fleet = self._section, self._fleet
         if flight.path:
             candidates |= dict.fromkeys(fleet.holders(flight, section.candidates))
         best, best_key = -1, (0.0, 0, 0, 0)

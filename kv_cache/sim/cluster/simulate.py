@@ -127,7 +127,9 @@ class _Collector:
         for pool in cluster.storage.pools.values():
             self._base[pool] = self._since(pool, POOL_COUNTS)
             self._base_refused[pool] = Counter(pool.refused)
-        cluster.counts.requests.preemptions = cluster.counts.blocks.recomputed = 0
+        requests, blocks = self._requests, cluster.counts.blocks
+        requests.preemptions = requests.handoffs = requests.handoffs_declined = 0
+        blocks.recomputed = 0
         cluster.storage.prefetched.clear()
         cluster.counts.prefetch_useful.clear()
         cluster.counts.prefetch_late.clear()
@@ -136,12 +138,12 @@ class _Collector:
         request, began_ns = flight.request, flight.arrival_ns
         ttft = with_transfer = flight.first_ns - began_ns
         e2e = flight.out_ns - began_ns
-        waited, transfer, chunk, movement, tpot = 0, 0, -1, -1, -1
+        waited = max(0, flight.room_ns - flight.first_ns)
+        transfer, chunk, movement, tpot = 0, -1, -1, -1
         if request.output_tokens > 1:
             tpot = (flight.out_ns - flight.first_ns) // (request.output_tokens - 1)
             with_transfer = flight.second_ns - began_ns
         if flight.landed_ns >= 0:
-            waited = max(0, flight.room_ns - flight.first_ns)
             transfer = flight.landed_ns - flight.first_ns - waited
             if flight.send_ns >= 0:  # else all of it was there
                 chunk = flight.chunk_ns - flight.send_ns

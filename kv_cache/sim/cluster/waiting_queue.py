@@ -7,13 +7,15 @@ from kv_cache.sim.cluster.flight import Flight
 
 
 class WaitingQueue:
-    __slots__ = ("_arrived", "_by_size", "_shortest_first", "longest")
+    __slots__ = ("_arrived", "_by_size", "_shortest_first", "longest", "offers")
 
     def __init__(self, *, shortest_first: bool) -> None:
         self._shortest_first = shortest_first
         self._arrived: deque[Flight] = deque()
         self._by_size: list[tuple[int, int, Flight]] = []
         self.longest = 0
+        self.offers: deque[Flight] = deque()
+        """Who is prefilled elsewhere and decodes here if there is room at the next step."""
 
     def __len__(self) -> int:
         return len(self._by_size) if self._shortest_first else len(self._arrived)
@@ -45,7 +47,9 @@ class WaitingQueue:
 
     def withdraw(self, flight: Flight) -> None:
         """Take out a flight that has ended elsewhere, if it waits here."""
-        if self._shortest_first:
+        if flight in self.offers:
+            self.offers.remove(flight)
+        elif self._shortest_first:
             self._by_size = [entry for entry in self._by_size if entry[2] is not flight]
             heapify(self._by_size)
         elif flight in self._arrived:
