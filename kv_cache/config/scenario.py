@@ -533,9 +533,9 @@ class WatchSection:
         2000, "Points that the time series holds at most: beyond, intervals are joined by twos",
         low=2, high=1_000_000,
     )  # fmt: skip
-    check_every: int = opt(
-        10_000, "Check the invariants after this many events; 0 = at the end alone", unit="events",
-        low=0, high=10**12,
+    check_every: int | None = opt(
+        None, "Check the invariants after this many events; 0 = at the end alone; empty = 10,000, "
+        "or ten for each instance if that is more", unit="events", low=0, high=10**12,
     )  # fmt: skip
 
 
