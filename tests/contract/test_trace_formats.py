@@ -1,11 +1,13 @@
 """The laws of `kv_cache.workload.formats.base`, on every format of the table."""
 
+import json
 import tracemalloc
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import count, groupby, islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -561,6 +563,49 @@ def test_columns_are_known_by_their_names_whatever_is_between_the_words(
     assert found == ([] if name is None else [name])
 
 
+@pytest.mark.parametrize(
+    ("row", "name", "second_ns"),
+    [
+        ({"timestamp": 1500, "input_length": 9, "output_length": 2},
+         "requests-json-ms", 15 * 10**8),
+        ({"chat_id": 4, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 9,
+          "output_length": 2}, "requests-json", 15 * 10**8),
+        ({"created_time": 2, "input_tokens": 9, "output_tokens": 2, "session_id": 7},
+         "requests-json", 2 * 10**9),
+        ({"time": "2026-01-01T00:00:01Z", "prompt_len": 9, "output_len": 2}, "requests-json", None),
+    ],
+)  # fmt: skip
+def test_rows_of_benchmark_clients_are_known_by_their_keys(
+    row: dict[str, Any], name: str, second_ns: int | None
+) -> None:
+    first = row if second_ns is None else {k: 0 if "time" in k else v for k, v in row.items()}
+    lines = f"{json.dumps(first)}\n{json.dumps(row)}\n"
+    listed = json.dumps([first, row], indent=1)
+    for text in (lines, listed):
+        assert [of.name for of in TRACE_FORMATS.values() if of.matches(text)] == [name]
+        got = walk(name, pieces_of(TRACE_FORMATS[name], text))
+        assert [each[2:4] for each in got.rows] == [(9, 2), (9, 2)]
+        assert got.rows[1].at_ns == (second_ns or 0)
+        assert got.bad == []
+    assert [each.session for each in got.rows] == ["7" if "session_id" in row else None] * 2
+
+
+def test_objects_that_may_mean_something_else_spoil_their_own_row_alone() -> None:
+    rows = [
+        {"time": 0, "prompt": 5, "output": 1}, {"time_ms": 1, "prompt": 5, "output": 1},
+        {"time": 1, "prompt": 5}, {"time": 2, "prompt": 5, "output": 1, "hashes": [1]},
+        {"time": 3, "prompt": "5", "output": 1}, {"time": 4, "prompt": 5, "output": 1},
+    ]  # fmt: skip
+    got = walk("requests-json", ["".join(f"{json.dumps(row)}\n" for row in rows)])
+    assert [(row.line, row.at_ns) for row in got.rows] == [(1, 0), (6, 4 * 10**9)]
+    assert [item for item, _ in got.bad] == [2, 3, 4, 5]
+
+
+def test_a_format_that_is_named_reads_a_column_that_says_no_unit_in_its_own() -> None:
+    got = walk("requests-ms", ["time,prompt,output", "0,9,1", "1500,9,1"])
+    assert got.rows[1].at_ns == 15 * 10**8
+
+
 def test_an_arrival_may_be_a_date_and_a_time_of_day() -> None:
     lines = ["time,prompt_tokens,output_tokens,model", "2026-01-01 00:00:00,9,1,m",
              "2026-01-01T00:01:00.5Z,9,1,"]  # fmt: skip
@@ -572,7 +617,7 @@ def test_an_arrival_may_be_a_date_and_a_time_of_day() -> None:
 @pytest.mark.parametrize(
     ("name", "header", "why"),
     [
-        ("requests", "time,prompt_tokens", "no column for output tokens, found"),
+        ("requests", "time,prompt_tokens", "expected arrival, .* found no output tokens"),
         ("requests", "time_ms,prompt_tokens,output_tokens", "'time_ms' counts ms, and requests s"),
         ("requests", "time,input_tokens,prompt,output", "prompt tokens are there more than once"),
         ("requests", "time,prompt,output,block_hashes", "how many tokens an id stands for"),

@@ -368,6 +368,7 @@ def test_rows_that_are_left_out_are_counted_by_every_command_that_asks_a_trace(
 @pytest.mark.parametrize(
     ("sample", "wanted"),
     [("mooncake_sample.json", "mooncake-list"), ("mooncake_sample.csv", "mooncake-csv"),
+     ("requests_sample.jsonl", "requests-json"), ("requests_ms_sample.json", "requests-json-ms"),
      ("requests_sample.csv", "requests"), ("requests_ms_sample.csv", "requests-ms"),
      ("five_columns_sample.txt", "five-columns")],
 )  # fmt: skip

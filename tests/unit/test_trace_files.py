@@ -485,7 +485,11 @@ def test_a_trace_without_a_good_row_is_refused_in_any_case(
     tmp_path: Path, name: str, skip: bool
 ) -> None:
     sample = next(s for s in SAMPLES if SAMPLES[s].format == name)
-    header = sample_bytes(sample).splitlines()[0] if name.startswith(HEADED) else b""
+    header = (
+        sample_bytes(sample).splitlines()[0]
+        if name.startswith(HEADED) and "json" not in name
+        else b""
+    )
     path = tmp_path / "t.csv"
     path.write_bytes(header + b"\nrubbish\n")
     trace = Trace(files=(path,), format_name=name, skip_bad_rows=skip)

@@ -104,6 +104,15 @@ def test_that_no_row_can_share_anything_is_said(name: str, unidentified: bool) -
     assert not any("again" in warning for warning in doubts(trace, survey, shares=True))
 
 
+@pytest.mark.parametrize(("back", "is_told"), [(1, False), (3, True)])
+def test_rows_that_are_not_sorted_are_told_of(tmp_path: Path, back: int, is_told: bool) -> None:
+    times = [3000 * number for number in range(200)]
+    for place in range(1, back + 1):
+        times[20 * place], times[20 * place + 1] = times[20 * place + 1], times[20 * place]
+    _, _, warnings = found(mooncake(tmp_path, times))
+    assert any("sort the rows by their time" in warning for warning in warnings) is is_told
+
+
 def test_times_that_have_a_unit_of_their_own_keep_it() -> None:
     assert found(Path("datasets/azure_sample.csv"))[1]["time_unit"] is None
     with pytest.raises(TraceError, match="--trace-time-unit"):

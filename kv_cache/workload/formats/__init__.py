@@ -17,6 +17,7 @@ from kv_cache.workload.formats.lmcache import LmCache
 from kv_cache.workload.formats.mooncake import Mooncake, MooncakeCsv, MooncakeList
 from kv_cache.workload.formats.msr import Msr
 from kv_cache.workload.formats.qwen import Qwen
+from kv_cache.workload.formats.request_objects import RequestObjects, RequestObjectsMs
 from kv_cache.workload.formats.request_table import RequestTable, RequestTableMs
 from kv_cache.workload.formats.sharegpt import ShareGpt
 from kv_cache.workload.formats.splitwise import Splitwise
@@ -31,6 +32,7 @@ TRACE_FORMATS: Catalogue[TraceFormat] = Catalogue(
         "splitwise": Splitwise(),
         "five-columns": FiveColumns(),
         **{of.name: of for of in (RequestTable(), RequestTableMs())},
+        **{of.name: of for of in (RequestObjects(), RequestObjectsMs())},
         "sharegpt": ShareGpt(),
         "agentic": Agentic(),
         **{layout.name: layout for layout in LAYOUTS},

@@ -22,6 +22,8 @@ from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.time_units import TracePace, UnitChoice, chosen_unit
 from kv_cache.workload.formats.trace_files import WAY_OUT, BadRow, Tally, Trace
 
+MOST_BACKWARD = 0.01
+"""Share of the rows that may go back in time without a warning."""
 _PROGRESS_ROWS = 4096
 
 
@@ -109,8 +111,8 @@ def facts(trace: Trace, surveyed: Survey) -> dict[str, Any]:
 
 
 def doubts(trace: Trace, surveyed: Survey, *, shares: bool = False) -> tuple[str, ...]:
-    """Return warnings about the unit of the times, and about rows that share nothing, in whole
-    sentences. `shares`: prompts are added that rows have in common."""
+    """Return warnings about the unit of the times, rows that are not sorted, and rows that share
+    nothing, in whole sentences. `shares`: prompts are added that rows have in common."""
     warnings = []
     taken = surveyed.taken
     decides = "workload.trace_time_unit (--trace-time-unit) decides"
@@ -118,6 +120,11 @@ def doubts(trace: Trace, surveyed: Survey, *, shares: bool = False) -> tuple[str
         warnings.append(f"the times may be in another unit: {taken.doubt}; {decides}")
     elif taken is not None and taken.why:
         warnings.append(f"its times are taken for {taken.unit}: {taken.why}; {decides}")
+    if surveyed.backward_rows > MOST_BACKWARD * surveyed.rows:
+        warnings.append(
+            f"{surveyed.backward_rows:,} of {surveyed.rows:,} rows are earlier than one before "
+            "them and are asked at its time, which changes the gaps; sort the rows by their time"
+        )
     if surveyed.unidentified_rows == surveyed.rows and not shares:
         warnings.append(
             "no row names its content (hash ids) or a session, so that nothing can be found again: "

@@ -35,6 +35,8 @@ from kv_cache.workload.samples.token_traces import (
     burstgpt3_lines,
     burstgpt_lines,
     five_column_lines,
+    request_json_lines,
+    request_json_list,
     request_lines,
     request_ms_lines,
     splitwise_lines,
@@ -116,6 +118,12 @@ SAMPLES: Mapping[str, Sample] = MappingProxyType(
         "requests_sample.csv": Sample(format="requests", rows=200, make=_lined(request_lines)),
         "requests_ms_sample.csv": Sample(
             format="requests-ms", rows=200, make=_lined(request_ms_lines)
+        ),
+        "requests_sample.jsonl": Sample(
+            format="requests-json", rows=100, make=_lined(request_json_lines)
+        ),
+        "requests_ms_sample.json": Sample(
+            format="requests-json-ms", rows=100, make=_lined(request_json_list, last=False)
         ),
         "sharegpt_sample.json": Sample(
             format="sharegpt", rows=40, make=lambda seed, rows: sharegpt_text(seed, rows).encode()

@@ -1,5 +1,6 @@
 """Traces with token counts alone: BurstGPT, Azure, SplitwiseSim, and plain tables of requests."""
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -157,6 +158,23 @@ def request_lines(seed: Seed, rows: int) -> Iterator[str]:
         else:
             prompt = ask.prompt
         yield f"{number},{seconds(ask.micros)},{session},{prompt},{ask.output}"
+
+
+def request_json_lines(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield single requests as JSON lines, in seconds."""
+    for number, ask in enumerate(_asks(seed, rows)):
+        keys = {"request_id": f"r{number}", "arrival_time": ask.micros / 1_000_000}
+        yield json.dumps({**keys, "prompt_tokens": ask.prompt, "output_tokens": ask.output})
+
+
+def request_json_list(seed: Seed, rows: int) -> Iterator[str]:
+    """Yield single requests as the lines of one JSON list, in milliseconds, by Mooncake's keys."""
+    yield "["
+    for number, ask in enumerate(_asks(seed, rows), 1):
+        keys = {"timestamp": ask.micros // 1000, "input_length": ask.prompt}
+        comma = "," if number < rows else ""
+        yield json.dumps({**keys, "output_length": ask.output}) + comma
+    yield "]"
 
 
 def request_ms_lines(seed: Seed, rows: int) -> Iterator[str]:
