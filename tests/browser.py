@@ -104,7 +104,23 @@ class Browser:
 
     def load(self, page: Path) -> None:
         """Go to a page and wait for its load event, which needs no script of the page."""
-        self._ask("POST", "/url", {"url": page.as_uri()})
+        self.visit(page.as_uri())
+
+    def visit(self, address: str) -> None:
+        """Go to an address and wait for its load event."""
+        self._ask("POST", "/url", {"url": address})
+
+    def until(self, condition: str, limit_s: float = 30) -> None:
+        """Wait until an expression of the page is true."""
+        end_s = time.monotonic() + limit_s
+        while not self.run(f"return Boolean({condition})"):
+            if time.monotonic() > end_s:
+                raise BrowserError(f"not after {limit_s:g} s: {condition}: {self._seen()}")
+            time.sleep(0.05)
+
+    def _seen(self) -> str:
+        text: str = self.run("return document.body.innerText")
+        return text[:2000]
 
     def run(self, script: str, *arguments: Any) -> Any:
         """The value that a script returns; it may await."""

@@ -262,6 +262,10 @@ def _main(words: Sequence[str]) -> int:
     from kv_cache.cli import main
 
     logging.getLogger().handlers.clear()
+    if words[:1] == ["serve"]:  # its words are read; it would serve until a signal
+        from kv_cache.cli.serve import COMMAND
+
+        return 0 if COMMAND.parse(words[1:]) else 1
     return main(words)
 
 

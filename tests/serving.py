@@ -34,8 +34,15 @@ TINY = {
 class Served:
     """A server that listens."""
 
-    def __init__(self, url: str, process: "subprocess.Popen[str]", results: Path) -> None:
-        self.url, self.process, self.results = url, process, results
+    def __init__(
+        self, url: str, results: Path, process: "subprocess.Popen[str] | None" = None
+    ) -> None:
+        self.url, self.results, self._process = url, results, process
+
+    @property
+    def process(self) -> "subprocess.Popen[str]":
+        assert self._process is not None
+        return self._process
 
     def ask(
         self, path: str, body: Any = None, method: str | None = None,
@@ -97,7 +104,7 @@ def serving(
             lines.append(line)
         match = re.search(r"serving (http://\S+)/", line)
         assert match is not None, lines
-        yield Served(match[1], process, results)
+        yield Served(match[1], results, process)
     finally:
         process.terminate()
         process.wait(timeout=20)

@@ -51,12 +51,17 @@ def main(argv: Sequence[str]) -> int:
             raise
         hint = install_hint("web")
         raise UsageError(f"serve needs {error.name}, which is not installed: {hint}") from None
-    from kv_cache.web.classes import COMMANDS_NEVER
-
-    commands = {each.name: _form(each) for each in every_command() if each.name
-                not in COMMANDS_NEVER}  # fmt: skip
+    commands = forms()
     serve(options, commands, lambda url: print(f"serving {url}  (Ctrl-C ends it)", flush=True))
     return Exit.DONE
+
+
+def forms() -> "dict[str, WebCommand]":
+    """Return every command that may be started from a page, as a form, by its name."""
+    from kv_cache.web.classes import COMMANDS_NEVER
+
+    every = {command.name: command for command in every_command()}
+    return {name: _form(each) for name, each in every.items() if name not in COMMANDS_NEVER}
 
 
 def every_command() -> Iterator[Command[Any]]:

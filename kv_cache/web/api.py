@@ -19,15 +19,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kv_cache import __version__
+from kv_cache.app.compare import read_inputs
 from kv_cache.app.documents import read_any
-from kv_cache.config.root import Config
-from kv_cache.config.schema import print_config
+from kv_cache.config.root import Config, options
+from kv_cache.config.schema import print_config, to_mapping
+from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError, UsageError, did_you_mean
 from kv_cache.result.metrics import Json
+from kv_cache.view.comparison import comparison_view
 from kv_cache.view.page import page
 from kv_cache.web.classes import COMMANDS_NEVER, Folders, samples
 from kv_cache.web.commands import WebCommand, shown
@@ -136,19 +139,34 @@ async def _form(site: Site, request: Request) -> Response:
 
 async def _check(site: Site, request: Request) -> Response:
     """The command line of what is filled in, its configuration, and with `?dry_run=1` what the
-    command itself says that it would do."""
+    command itself says that it would do; or why it would refuse, which is an answer here."""
     wanted = await _read(request, Wanted)
     name = site.jobs.new_id(wanted.command)
-    ready = await run_in_threadpool(_ready, site, wanted, site.jobs.folder(name) / OUT)
-    config = "" if ready.config is None else print_config(ready.config)
-    planned = ""
-    if request.query_params.get("dry_run") and ready.command.has_dry_run:
-        with TemporaryDirectory(prefix="kv-cache-check-") as empty:  # what is checked must be there
-            there = await run_in_threadpool(_ready, site, wanted, Path(empty))
-            planned = await _planned(there.words)
-        planned = planned.replace(empty, str(site.jobs.folder(name) / OUT))
-    return _json({"line": shown(ready.words), "words": ready.words, "yaml": config,
-                  "planned": planned, "dry_run": ready.command.has_dry_run})  # fmt: skip
+    try:
+        ready = await run_in_threadpool(_ready, site, wanted, site.jobs.folder(name) / OUT)
+        planned = ""
+        if request.query_params.get("dry_run") and ready.command.has_dry_run:
+            with TemporaryDirectory(prefix="kv-cache-check-") as empty:  # it must be there
+                there = await run_in_threadpool(_ready, site, wanted, Path(empty))
+                planned = await _planned(there.words)
+            planned = planned.replace(empty, str(site.jobs.folder(name) / OUT))
+    except UsageError as error:
+        return _json({"refusal": {"kind": _kind(error), "sentence": str(error)}})
+    config = ready.config
+    return _json({
+        "refusal": None,
+        "line": shown(ready.words),
+        "words": ready.words,
+        "yaml": "" if config is None else print_config(config),
+        "effective": {} if config is None else _effective(config),
+        "planned": planned,
+        "dry_run": ready.command.has_dry_run,
+    })  # fmt: skip
+
+
+def _effective(config: Config) -> Json:
+    """The value of each option of a run, as the form shows what is left as it is."""
+    return {path: to_mapping(value_at(config, path)) for path in options()}
 
 
 async def _planned(words: Sequence[str]) -> str:
@@ -227,6 +245,17 @@ async def _cancel(site: Site, request: Request) -> Response:
     job = _job_of(site, request)
     site.jobs.stop(job, cancel=True)
     return _json(_job(site, job))
+
+
+async def _file(site: Site, request: Request) -> Response:
+    """A file that a run left, to be kept: event logs, series, what it printed."""
+    path = request.path_params["path"]
+    folder = site.jobs.folder(site.jobs.get(path.partition("/")[0]).id)
+    file = Path(os.path.realpath(site.results / path))
+    if not file.is_relative_to(folder) or not file.is_file():
+        raise KeyError(path)
+    sealed = {"Content-Security-Policy": "sandbox"}
+    return FileResponse(file, filename=file.name, headers=sealed)
 
 
 async def _result_of_run(site: Site, request: Request) -> Response:
@@ -308,6 +337,28 @@ async def _page(site: Site, request: Request) -> Response:
 def _rendered(site: Site, paths: Sequence[str]) -> str:
     found_in = [site.index.file(path) for path in paths]
     return page([read_any(file) for file in found_in], list(paths))
+
+
+async def _trend(site: Site, request: Request) -> Response:
+    """The runs of one configuration on one device, and whether the latest differs from the
+    first."""
+    rows = await run_in_threadpool(site.index.alike, request.query_params.get("result", ""))
+    if not rows:
+        raise UsageError("this result has no trend: it has no headline, or is not in the list")
+    sentence, line = "There is one run of this configuration on this device.", ""
+    if len(rows) > 1:
+        ends = [str(site.index.file(row["path"])) for row in (rows[0], rows[-1])]
+        sentence = await run_in_threadpool(_difference, [Path(end) for end in ends])
+        line = shown(["compare", *ends])
+    return _json({"rows": rows, "sentence": sentence, "line": line})
+
+
+def _difference(files: Sequence[Path]) -> str:
+    """The sentence of `compare` for the first run (A) and the latest (B)."""
+    try:
+        return comparison_view(read_inputs(files)).sentence
+    except UsageError as error:
+        return f"The first and the latest are not compared: {error}"
 
 
 async def _notes(site: Site, request: Request) -> Response:
@@ -405,6 +456,10 @@ def _refused(why: Refusal) -> Response:
     return _json({"error": {"kind": why.kind, "sentence": why.sentence}}, why.status)
 
 
+def _kind(error: UsageError) -> str:
+    return type(error).__name__.removesuffix("Error").lower()
+
+
 async def _errors(handler: Callable[[Site, Request], Awaitable[Response]], site: Site,
                   request: Request) -> Response:  # fmt: skip
     """Answer with the sentence that the command line would print."""
@@ -413,8 +468,7 @@ async def _errors(handler: Callable[[Site, Request], Awaitable[Response]], site:
     except BusyError as error:
         return _refused(Refusal(409, "busy", str(error)))
     except UsageError as error:
-        kind = type(error).__name__.removesuffix("Error").lower()
-        return _refused(Refusal(422, kind, str(error)))
+        return _refused(Refusal(422, _kind(error), str(error)))
     except KeyError:
         return _refused(Refusal(404, "not-found", f"there is nothing at {request.url.path}"))
     except TooLargeError:
@@ -436,12 +490,14 @@ ROUTES: Sequence[tuple[str, str, Callable[[Site, Request], Awaitable[Response]],
     ("GET", "/runs/{id}", _run, "One run, with what it said and its results"),
     ("GET", "/runs/{id}/events", _events, "Server-sent events, one a second until it ends"),
     ("GET", "/runs/{id}/result", _result_of_run, "The result of a run that has ended"),
+    ("GET", "/files/{path:path}", _file, "A file that a run left: {id}/out/..."),
     ("POST", "/runs/{id}/stop", _stop, "End a run as Ctrl-C does; its result is kept"),
     ("DELETE", "/runs/{id}", _cancel, "End a run and remove what it wrote"),
     ("GET", "/results", _results, "The results of the folder, filtered"),
     ("GET", "/results/{path:path}", _document, "The document of a result"),
     ("PUT", "/notes/{path:path}", _notes, "Label and note beside a result"),
     ("GET", "/page", _page, "Results as one self-contained page; ?result=PATH, up to six"),
+    ("GET", "/trend", _trend, "Runs of one configuration on one device; ?result=PATH"),
     ("POST", "/traces", _upload, "Upload a trace, at most 256 MiB; ?name=NAME"),
     ("POST", "/scenarios", _scenario, "Write a scenario with other instances; for sim"),
     ("POST", "/login", _login, "Exchange the token for a cookie"),

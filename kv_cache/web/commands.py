@@ -153,6 +153,7 @@ class WebCommand:
         config = self.check(words[len(self.name.split()) :])
         if config is not None:
             check_config(config, folders, places)
+            config.model_shape()
         return config
 
     def places(self, values: Values, folder: Path) -> Values:

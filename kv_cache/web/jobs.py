@@ -30,6 +30,7 @@ from msgspec import Struct
 
 import kv_cache
 from kv_cache.bench.device_mark import device_of, mark, others_on
+from kv_cache.bench.interrupts import EXITS
 from kv_cache.bench.owner import start_ticks
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.text import printable
@@ -54,6 +55,7 @@ class JobState(StrEnum):
 
     RUNNING = "running"
     DONE = "done"
+    STOPPED = "stopped"  # by a signal: its result has what was measured until then
     FAILED = "failed"  # it ended with another code than 0
     INTERRUPTED = "interrupted"  # it ended, and nobody saw how
     CANCELLED = "cancelled"
@@ -201,6 +203,8 @@ class Jobs:
             return JobState.CANCELLED
         if job.exit_code is None:
             return JobState.DONE if self._has_result(job) else JobState.INTERRUPTED
+        if job.exit_code in EXITS.values():
+            return JobState.STOPPED
         return JobState.DONE if job.exit_code == 0 else JobState.FAILED
 
     def _has_result(self, job: WebRun) -> bool:

@@ -106,11 +106,11 @@ def test_what_only_the_start_finds_is_told_by_the_check_and_by_the_run(served: S
     }
     wanted = {"command": "run", "values": values}
     status, answer = served.ask("/check?dry_run=1", wanted)
-    assert status == 422
-    assert "the run wants" in answer["error"]["sentence"]
+    assert status == 200
+    assert "the run wants" in answer["refusal"]["sentence"]
     run = served.ended(served.start(**values))
     assert (run["state"], run["exit_code"]) == ("failed", 2)
-    sentences = run["refusal"], answer["error"]["sentence"]
+    sentences = run["refusal"], answer["refusal"]["sentence"]
     assert len({re.sub("[0-9.]+", "N", each) for each in sentences}) == 1, sentences  # free space
 
 
@@ -136,7 +136,7 @@ def test_of_two_starts_on_one_device_one_is_refused_whoever_runs(served: Served)
     status, stopped = served.ask(f"/runs/{name}/stop", {})
     assert status == 200, stopped
     run = served.ended(name)
-    assert (run["state"], run["exit_code"]) == ("failed", 130)
+    assert (run["state"], run["exit_code"]) == ("stopped", 130)
     status, document = served.ask(f"/runs/{name}/result")
     assert document["kv_cache"]["status"] == "interrupted"  # what was measured is kept
     by_hand = subprocess.Popen(
@@ -421,7 +421,7 @@ def test_watchers_who_go_away_are_forgotten(served: Served) -> None:
         ("POST", "/runs", b'{"command":"rm -rf /"}', 422),
         ("POST", "/runs", b'{"command":"compile"}', 422),
         ("POST", "/runs", b'{"command":"run","values":{"run.seeds":"1"}}', 422),
-        ("POST", "/check", b'{"command":"run","values":{"run.seed":"$(id)"}}', 422),
+        ("POST", "/runs", b'{"command":"run","values":{"run.seed":"$(id)"}}', 422),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_request_is_said_in_a_sentence(
