@@ -134,7 +134,7 @@ def sim(
         ended = run_all(study, inputs, paths, caught, progress)
     except NothingEndedError:
         return None
-    document = _document(study, ended, argv, caught.name)
+    document = _document(study, inputs, ended, argv, caught.name)
     result = write_files(files, document, caught)
     return SimResult(**vars(result), events=ended.events, took_s=ended.took_s)
 
@@ -142,16 +142,21 @@ def sim(
 def planned_sim(options: SimOptions) -> View:
     """Check a simulation and show what it would do. Raises UsageError."""
     study, files = _checked(options)
-    requests = ScenarioInputs(study).all_requests(study)
-    variants = study.size // study.seeds
+    inputs = ScenarioInputs(study)
     return planned_study(
         [
             ("scenario", study.source),
-            ("runs", f"{study.size:,}: {variants:,} variants with {study.seeds:,} seeds each"),
-            ("requests", f"{requests:,} in all"),
+            ("runs", _runs_text(study, inputs)),
+            ("requests", f"{inputs.all_requests:,} in all"),
         ],
         files,
     )
+
+
+def _runs_text(study: Scenarios, inputs: ScenarioInputs) -> str:
+    variants = study.size // study.seeds
+    text = f"{inputs.runs:,}: {variants:,} variants with {study.seeds:,} seeds each"
+    return text if inputs.runs == study.size else f"{text}, of which others would be the same"
 
 
 # --- before anything runs --------------------------------------------------------------------
@@ -216,14 +221,18 @@ def _check_page(path: Path, flag: str) -> None:
 
 
 def _document(
-    study: Scenarios, ended: EndedRuns, argv: Sequence[str], interrupted: str | None
+    study: Scenarios,
+    inputs: ScenarioInputs,
+    ended: EndedRuns,
+    argv: Sequence[str],
+    interrupted: str | None,
 ) -> Document:
     return sim_document(
         source=study.source, argv=argv, scenario=to_mapping(study.base), varied=study.paths,
-        seeds=ended.seeds, planned=study.size, variants=ended.variants,
+        seeds=ended.seeds, planned=inputs.runs, variants=ended.variants,
         traces=ended.traces, doubts=ended.doubts, hardware=ended.hardware,
         left_out=study.left_out,
-        interrupted=interrupted if ended.count < study.size else None,
+        interrupted=interrupted if ended.count < inputs.runs else None,
         preset=study.preset or None, engine=engine_name(),
     )  # fmt: skip
 

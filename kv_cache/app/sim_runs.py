@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 from msgspec import Struct, field
 
+from kv_cache.app.sim_plan import PlannedVariant, is_drawn, plan_of
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import Bar, Progress
 from kv_cache.config.hardware import HardwareProfile
@@ -32,6 +33,7 @@ from kv_cache.sim.cluster.outcome import ClusterOutcome
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.simulate import simulate
 from kv_cache.sim.cluster.sources import build_source
+from kv_cache.sim.cluster.stretches import stretch_values
 from kv_cache.sim.cluster.topology import ClusterTopology
 from kv_cache.sim.profile_model import ProfileModel
 
@@ -54,11 +56,14 @@ class VariantRuns(Struct, kw_only=True):
     number: int
     name: str
     values: Row
+    same: list[Row]
     scenario: Row
     runs: list[Row] = field(default_factory=list)
 
     def row(self) -> Row:
-        return variant_row(self.number, self.name, self.values, self.scenario, self.runs)
+        return variant_row(
+            self.number, self.name, self.values, self.scenario, self.runs, same=self.same
+        )
 
     def key(self) -> Row:
         return {"variant": self.number, "name": self.name}
@@ -117,10 +122,13 @@ class ScenarioInputs:
         self._works: dict[object, TraceWork | None] = {}
         self._files: dict[str, Profile | HardwareProfile] = {}
         self._models: dict[int, ProfileModel] = {}  # by the identity of what was read
+        drawn = []
         for variant in study.variants():
             if not variant.repeat:
                 with _named(study, variant):
                     self._check(variant.scenario)
+                drawn.append(is_drawn(variant.scenario, self.work(variant.scenario)))
+        self.plan = plan_of(study, drawn=drawn)
 
     def _check(self, scenario: Scenario) -> None:
         model = scenario.model
@@ -148,16 +156,23 @@ class ScenarioInputs:
         trace, work = self.work(scenario), scenario.workload
         return work.drawn_requests if trace is None else trace.row_count(work)
 
-    def all_requests(self, study: Scenarios) -> int:
-        """Return how many requests all runs ask."""
-        return sum(self.requests(variant.scenario) for variant in study.variants())
+    @property
+    def runs(self) -> int:
+        """How many runs are simulated."""
+        return sum(len(planned.runs) for planned in self.plan)
 
-    def traces(self, study: Scenarios) -> list[Row]:
+    @property
+    def all_requests(self) -> int:
+        """How many requests all runs ask."""
+        return sum(len(each.runs) * self.requests(each.first.scenario) for each in self.plan)
+
+    def traces(self) -> list[Row]:
         """Return what each trace is and what of it is asked, once."""
         rows: list[Row] = []
-        for variant in study.variants():
-            trace = self.work(variant.scenario)
-            row = None if trace is None else trace.facts(variant.scenario.workload)
+        for planned in self.plan:
+            scenario = planned.first.scenario
+            trace = self.work(scenario)
+            row = None if trace is None else trace.facts(scenario.workload)
             if row is not None and row not in rows:
                 rows.append(row)
         return rows
@@ -167,11 +182,11 @@ class ScenarioInputs:
         works = filter(None, self._works.values())
         return list(dict.fromkeys(text for work in works for text in work.doubts()))
 
-    def hardware(self, study: Scenarios) -> list[HardwareUsed]:
+    def hardware(self) -> list[HardwareUsed]:
         """Return each described part of the variants' hardware, and where it is from, once."""
         rows: list[HardwareUsed] = []
-        for variant in study.variants():
-            used = hardware_used(variant.scenario, self._read)
+        for planned in self.plan:
+            used = hardware_used(planned.first.scenario, self._read)
             rows += [row for row in used if row not in rows]
         return rows
 
@@ -209,15 +224,13 @@ class _Runs:
         self._variants: dict[int, VariantRuns] = {}
         self._seeds: list[int] = []
         self._ended = self._events = 0
-        self._log = _event_log(study, files.get("events"), stack)
+        self._log = _event_log(study, files.get("events"), stack, several=inputs.runs > 1)
         self._names_requests = "events" in files
         title = study.base.name
         self._series = _columns_file(files, "series", title, stack)
         self._instances = _columns_file(files, "per-instance", title, stack, numbered="instance")
         self._bar: Bar = stack.enter_context(
-            progress.bar(
-                "simulating", unit="requests", total=inputs.all_requests(study), scale=True
-            )
+            progress.bar("simulating", unit="requests", total=inputs.all_requests, scale=True)
         )
         self._done = 0
 
@@ -235,29 +248,34 @@ class _Runs:
     def ended(self, took_s: float) -> EndedRuns:
         return EndedRuns(
             variants=[each.row() for _, each in sorted(self._variants.items()) if each.runs],
-            traces=self._inputs.traces(self._study), doubts=self._inputs.doubts(),
-            hardware=self._inputs.hardware(self._study),
+            traces=self._inputs.traces(), doubts=self._inputs.doubts(),
+            hardware=self._inputs.hardware(),
             seeds=self._seeds, count=self._ended, events=self._events, took_s=took_s,
         )  # fmt: skip
 
     def _plan(self) -> Iterator[tuple[VariantRuns, Variant]]:
         """Yield all variants with the first seed before any with the second, so that they can be
         compared whenever it ends."""
-        every = enumerate(self._study.variants())
-        for place, variant in sorted(every, key=lambda pair: pair[1].repeat):
-            number = place // self._study.seeds + 1
-            if number not in self._variants:
-                self._variants[number] = self._new(number, variant)
-            yield self._variants[number], variant
+        for repeat in range(self._study.seeds):
+            for planned in self._inputs.plan:
+                if repeat < len(planned.runs):
+                    if planned.number not in self._variants:
+                        self._variants[planned.number] = self._new(planned)
+                    yield self._variants[planned.number], planned.runs[repeat]
 
-    def _new(self, number: int, variant: Variant) -> VariantRuns:
-        scenario = to_mapping(variant.scenario)
+    def _new(self, planned: PlannedVariant) -> VariantRuns:
+        scenario = to_mapping(planned.first.scenario)
         return VariantRuns(
-            number=number,
-            name=variant.name or variant.scenario.name,
-            values={path: value_at(scenario, path) for path in self._study.paths},
+            number=planned.number,
+            name=planned.first.name or planned.first.scenario.name,
+            values=self._values(planned.first),
+            same=[{"name": each.name, "values": self._values(each)} for each in planned.same],
             scenario=scenario,
         )
+
+    def _values(self, variant: Variant) -> Row:
+        scenario = to_mapping(variant.scenario)
+        return {path: value_at(scenario, path) for path in self._study.paths}
 
     def _one(self, variant_runs: VariantRuns, variant: Variant) -> None:
         """Perform one run and keep its rows. Raises _RunStoppedError."""
@@ -278,6 +296,7 @@ class _Runs:
             seed,
             facts(outcome),
             log=kinds,
+            stretches=stretch_values(outcome),
             columns=None if variant_runs.runs else columns,
         )
         variant_runs.runs.append(row)
@@ -320,13 +339,15 @@ def _columns_of(outcome: ClusterOutcome) -> Row:
 # --- what is written on the way --------------------------------------------------------------
 
 
-def _event_log(study: Scenarios, path: Path | None, stack: ExitStack) -> EventLog | None:
+def _event_log(
+    study: Scenarios, path: Path | None, stack: ExitStack, *, several: bool
+) -> EventLog | None:
     """Return a log to the file, if one is named; else one that only counts, if the scenario wants
     events."""
     if path is None and not study.base.watch.events:
         return None
     file = None if path is None else stack.enter_context(_writing(path, "--events"))
-    return EventLog(file, several=study.size > 1)
+    return EventLog(file, several=several)
 
 
 def _columns_file(

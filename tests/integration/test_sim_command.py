@@ -15,8 +15,14 @@ from typing import Any
 
 import pytest
 
+from kv_cache.app.sim_runs import ScenarioInputs
 from kv_cache.cli import main
-from kv_cache.config.scenarios import scenario_names
+from kv_cache.config.scenario import ROUTERS
+from kv_cache.config.scenarios import read_scenarios, scenario_names
+from kv_cache.sim.cluster.facts import facts
+from kv_cache.sim.cluster.prefix_chain import PrefixChain
+from kv_cache.sim.cluster.simulate import simulate
+from kv_cache.sim.cluster.sources import build_source
 from tests.cli import ONE_SIGNAL, command, environment, run, start
 from tests.screen import Terminal
 from tests.traces import real_trace
@@ -87,6 +93,51 @@ def test_every_shipped_scenario_runs_as_smoke(
             )
             assert found["blocks"]["hit"] <= found["blocks"]["looked_up"]
             assert found["checks"]["end"] >= 1
+
+
+def test_runs_that_would_be_the_same_run_once(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seeds of a trace of which nothing is drawn, and policies of a tier without room."""
+    path = real_trace("mooncake_conversation_6000.jsonl")
+    (here / "same.yaml").write_text(
+        f"workload: {{source: trace, trace: '{path}', requests: 40}}\n"
+        "instances: {gpu: {count: 2}}\ntiers: {write_policy: back}\nseeds: 3\n"
+        "vary: {tiers.nvme.capacity_gib: [0, 50], tiers.nvme.eviction: [lru, s3-fifo]}\n"
+    )
+    own = sim(capsys, "same.yaml")
+    assert [len(variant["runs"]) for variant in own["variants"]] == [1, 1, 1]
+    assert [len(variant["same"]) for variant in own["variants"]] == [1, 0, 0]
+    assert own["variants"][0]["same"][0]["values"]["tiers.nvme.eviction"] == "s3-fifo"
+    assert own["runs"] == own["finished"] == 3
+    assert main(["sim", "same.yaml", "--dry-run"]) == 0
+    assert "3: 4 variants with 3 seeds each, of which others" in capsys.readouterr().out
+    drawn = sim(capsys, "same.yaml", "--set", "router.kind=power-of-two")
+    assert [len(variant["runs"]) for variant in drawn["variants"]] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("network", [{}, {"jitter_cv": 0.5}])
+def test_a_seed_changes_a_run_of_a_trace_only_where_something_is_drawn(
+    router: str, network: dict[str, float], tmp_path: Path
+) -> None:
+    path = real_trace("mooncake_conversation_6000.jsonl")
+    (tmp_path / "s.yaml").write_text(
+        f"workload: {{source: trace, requests: 60, trace: '{path}'}}\n"
+        "instances: {gpu: {count: 3}}\ntiers: {dram: {capacity_gib: 20}}\n"
+        f"router: {{kind: {router}}}\n"
+        f"network: {json.dumps(network)}\nseeds: 2\n"
+    )
+    study = read_scenarios(tmp_path / "s.yaml")
+    inputs = ScenarioInputs(study)
+    chance = len(inputs.plan[0].runs) > 1
+    runs = []
+    for variant in study.variants():
+        chain = PrefixChain()
+        work = inputs.work(variant.scenario)
+        source = build_source(variant.scenario, chain, work)
+        runs.append(facts(simulate(variant.scenario, source, chain)))
+    assert (runs[0] != runs[1]) is chance
 
 
 def test_the_list_names_every_scenario_with_its_question(

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import random
 from array import array
 from collections import Counter
 from dataclasses import fields
@@ -10,6 +11,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import orjson
@@ -46,6 +48,7 @@ from kv_cache.sim.cluster.outcome import (
     LinkFacts,
     Requests,
 )
+from kv_cache.sim.cluster.stretches import stretch_values
 from kv_cache.view.page import page
 from kv_cache.view.picture.plot import draw
 from kv_cache.view.terminal import terminal
@@ -218,10 +221,34 @@ def test_the_best_is_named_where_intervals_lie_apart() -> None:
     assert found["measures"][HIT_RATIO.path]["best"] is None
 
 
-def test_nobody_is_best_where_intervals_overlap() -> None:
-    found = with_reach(slower=(1.0, 1.001, 3.0), promised=False, requests=2000)
+def with_values(*variants: list[float], path: str = P95, stretches: bool = False) -> Any:
+    """The verdict on variants with these values of one number in each seed, or in each stretch of a
+    trace that all seeds ask."""
+    made = document(slower=(2.0, 1.0, 3.0), promised=False, requests=2000)["kv_cache"]["variants"]
+    for variant, values in zip(made, variants, strict=True):
+        if stretches:
+            variant["scenario"] = {"workload": {"source": "trace"}}
+            variant["runs"] = [{**variant["runs"][0], "stretches": {path: values}}]
+        variant["numbers"][path] |= {"values": values, "mean": fmean(values)}
+    return verdict(made, ["slower"])
+
+
+def test_what_chance_moves_alike_in_all_variants_hides_no_difference() -> None:
+    """The means of the seeds are far apart; the variants differ by the same in each."""
+    found = with_values([400.0, 700.0, 900.0], [390.1, 690.0, 889.9], [500.0, 800.1, 1000.0])
+    assert found["best"] == 2
+    assert "better than the next by 10±" in found["message"]
+    lead = found["measures"][P95]["leads"]["1"]
+    assert lead["mean"] == pytest.approx(10)
+    assert 0 < lead["interval"]["low"] < 10 < lead["interval"]["high"]
+    assert lead["shown"]
+
+
+def test_nobody_is_best_where_a_difference_may_be_chance() -> None:
+    found = with_values([400.0, 700.0, 900.0], [480.0, 650.0, 840.0], [1400.0, 1701.0, 1900.0])
     assert found["best"] is None
-    assert "intervals of variants 1 and 2 overlap; variant 3 is worse" in found["message"]
+    assert "variant 1 is not shown to be worse; variant 3 is worse" in found["message"]
+    assert found["measures"][P95]["first"] == 2
 
 
 def test_one_and_two_seeds_are_too_few() -> None:
@@ -230,16 +257,41 @@ def test_one_and_two_seeds_are_too_few() -> None:
     assert with_reach(seeds=2, requests=200)["measures"][P95]["best"] is None
 
 
-def test_a_trace_is_one_sample_whatever_the_seeds_say() -> None:
-    """All seeds of a trace were one run, so that a token more of budget was "best"."""
-    made = document(slower=(2.0, 1.0, 3.0), promised=False, requests=2000)["kv_cache"]
-    assert made["verdict"]["best"] == 2
-    for variant in made["variants"]:
-        variant["scenario"] = {"workload": {"source": "trace"}}
-    found = verdict(made["variants"], ["slower"])
+def test_a_trace_is_judged_by_its_stretches_and_not_by_its_one_number() -> None:
+    rng = random.Random(4)
+    base = [rng.uniform(300, 900) for _ in range(20)]
+    faster, chance = ([x - 50 + rng.uniform(-9, 9) for x in base], [*base[1:], base[0]])
+    found = with_values(base, faster, [x + 200 for x in base], stretches=True)
+    assert found["best"] == 2
+    assert "in 20 stretches of the trace" in found["message"]
+    found = with_values(base, chance, [x + 200 for x in base], stretches=True)
     assert found["best"] is None
-    assert "a trace is one sample" in found["message"]
-    assert all(each["best"] is None for each in found["measures"].values())
+    assert found["measures"][P95]["leads"]["3"]["shown"]
+
+
+def test_a_trace_that_is_too_short_for_stretches_has_no_verdict() -> None:
+    made = document(slower=(2.0, 1.0), promised=False, requests=2000)["kv_cache"]["variants"]
+    for variant in made:
+        variant["scenario"] = {"workload": {"source": "trace"}}
+    found = verdict(made, ["slower"])
+    assert found["best"] is None
+    assert "variants 1 and 2 have too few values of it in each of 8 stretches" in found["message"]
+
+
+def test_stretches_of_a_run_have_its_shares_and_rates_as_their_means() -> None:
+    made = outcome(requests=200)
+    every = made.requests
+    rng = random.Random(6)
+    every.arrival_ns = array("q", sorted(rng.randrange(made.ended_ns) for _ in every.number))
+    made.began_ns, known = every.arrival_ns[0], stretch_values(made)
+    numbers = facts(made)
+    assert len(known["ttft_ms.p50"]) == 20
+    assert len(known["ttft_ms.p95"]) == len(every.number) // 20
+    assert "ttft_ms.p99" not in known
+    for path in ("rates.output_tokens_per_s", "rates.finished_per_s"):
+        name = path.partition(".")[2]
+        assert fmean(known[path]) == pytest.approx(numbers["rates"][name])
+    assert fmean(known["goodput.share"]) == pytest.approx(numbers["goodput"]["share"])
 
 
 def test_one_variant_has_nothing_to_be_compared_with() -> None:
@@ -308,8 +360,8 @@ def test_where_nothing_takes_time_hits_are_what_is_compared() -> None:
 
 def test_a_variant_without_a_number_keeps_all_from_being_ranked() -> None:
     variants = document(requests=2000, promised=False)["kv_cache"]["variants"]
-    variants[0]["numbers"][P95]["interval"] = None
-    assert "variant 1 has no interval" in verdict(variants, [])["message"]
+    variants[0]["numbers"][P95]["values"][1] = None
+    assert "variant 1 has too few values of it" in verdict(variants, [])["message"]
 
 
 def test_a_warning_names_the_variants_that_it_is_of() -> None:

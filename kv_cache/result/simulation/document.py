@@ -35,14 +35,22 @@ FINISHED, INTERRUPTED = "finished", "interrupted"
 
 
 def run_row(
-    run: int, seed: int, facts: Json, *, log: Json | None = None, columns: Json | None = None
+    run: int,
+    seed: int,
+    facts: Json,
+    *,
+    log: Json | None = None,
+    stretches: Json | None = None,
+    columns: Json | None = None,
 ) -> dict[str, Any]:
     """Return one run that ended. `log`: how many events of each kind went to the event log;
-    `columns`: its `series` and `instances`."""
+    `stretches`: some numbers of each stretch of its requests; `columns`: its `series` and
+    `instances`."""
     return {
         "run": run,
         "seed": seed,
         "facts": dict(facts),
+        "stretches": dict(stretches or {}),
         "event_log": None if log is None else dict(sorted(log.items())),
         "series": None if columns is None else dict(columns["series"]),
         "instances": None if columns is None else dict(columns["instances"]),
@@ -50,14 +58,22 @@ def run_row(
 
 
 def variant_row(
-    number: int, name: str, values: Json, scenario: Json, runs: Sequence[Json]
+    number: int,
+    name: str,
+    values: Json,
+    scenario: Json,
+    runs: Sequence[Json],
+    *,
+    same: Sequence[Json] = (),
 ) -> dict[str, Any]:
     """Return a variant with the numbers that its runs have in common. `name` is short and for
-    people, `scenario` the effective one."""
+    people, `scenario` the effective one; `same` are variants that differ from it only in options
+    that nothing reads, and were not run."""
     return {
         "variant": number,
         "name": name,
         "values": dict(values),
+        "same": [dict(each) for each in same],
         "numbers": dict(_numbers([numbers(run["facts"]) for run in runs])),
         "runs": list(runs),
         "scenario": dict(scenario),

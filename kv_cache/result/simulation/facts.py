@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from kv_cache.config.scenario_hardware import HardwareUsed
 from kv_cache.core.bounded import Count, Number
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.intervals import IntervalEnds
+from kv_cache.metrics.order import Lead
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.simulation.measures import in_order
 
@@ -50,12 +51,20 @@ class SimRun(Struct, frozen=True, kw_only=True):
         return [ns / NS_PER_S for ns in self.column("at_ns")]
 
 
+class SameVariant(Struct, frozen=True, kw_only=True):
+    """One that differs only in options that nothing reads, and was not run."""
+
+    name: str
+    values: dict[str, Any]
+
+
 class SimVariant(Struct, frozen=True, kw_only=True):
     """One setting of the options that vary; its `numbers` are named by their paths."""
 
     variant: Count
     name: str
     values: dict[str, Any]
+    same: list[SameVariant] = field(default_factory=list)
     numbers: dict[str, SeedNumber]
     runs: list[SimRun]
 
@@ -65,7 +74,11 @@ class SimVariant(Struct, frozen=True, kw_only=True):
 
 
 class MeasureVerdict(Struct, frozen=True, kw_only=True):
+    """`first` has the best mean, `leads` by how much it is better than each other."""
+
     message: str
+    first: Count | None = None
+    leads: dict[str, Lead | None] | None = None
 
 
 class SimVerdict(Struct, frozen=True, kw_only=True):

@@ -1,19 +1,21 @@
 """Judges which variant is best, or why none can be called best.
 
-Variants are distinguished only if the intervals of their means over seeds do not overlap. There is
-no order at all on a trace (all seeds ask the same, so that their interval is of other chances than
-the load's), none where too few instances had work (then nothing was under load), and none of caches
-where nearly every miss was the first access to its block (then no cache could have done much), or
-of latencies where requests that were turned away are missing among them.
+Variants are compared in pairs (`metrics/order.py`), all of them by one measure as one family: by
+seeds, of which every variant has the same, or on a trace, of which all seeds ask the same, by
+stretches of its requests. There is no order at all where too few instances had work (then nothing
+was under load), and none of caches where nearly every miss was the first access to its block (then
+no cache could have done much), or of latencies where requests that were turned away are missing
+among them.
 """
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from kv_cache.metrics.intervals import CONFIDENCE
-from kv_cache.metrics.order import LEAST_SEEDS, compulsory_share
+from kv_cache.metrics.order import LEAST_SEEDS, ComparedSides, Lead, compared, compulsory_share
 from kv_cache.result.metrics import HIGHER, Json
 from kv_cache.result.simulation.measures import (
     FINISHED_RATE,
@@ -38,11 +40,18 @@ _OF_CACHES = "tiers."
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """By one measure: the number of the best variant, or None, and why in words."""
+    """By one measure: the number of the best variant, or None, and why in words. `first` has the
+    best mean, and `leads` by how much it is better than each other (the larger the better)."""
 
     measure: Measure
     best: int | None
     message: str
+    first: int | None = None
+    leads: dict[int, Lead | None] | None = None
+
+    def row(self) -> dict[str, Any]:
+        leads = None if self.leads is None else to_builtins(self.leads, str_keys=True)
+        return {"best": self.best, "message": self.message, "first": self.first, "leads": leads}
 
 
 def headline(variants: Sequence[Json]) -> Measure:
@@ -71,7 +80,7 @@ def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
         "message": findings[0].message,
         "no_order": why,
         "measures": {
-            each.measure.path: {"best": each.best, "message": each.message}
+            each.measure.path: each.row()
             for each in findings
             if any(number_of(variant, each.measure.path) is not None for variant in variants)
         },
@@ -83,17 +92,9 @@ def no_order(variants: Sequence[Json], varied: Sequence[str]) -> str | None:
     if len(variants) < 2:
         return "there is one variant: nothing to compare it with"
     seeds = min(len(variant["runs"]) for variant in variants)
-    if seeds < LEAST_SEEDS:
+    if seeds < LEAST_SEEDS and not _traced(variants):
         many = "1 seed is" if seeds == 1 else f"{seeds} seeds are"
         return f"{many} fewer than {LEAST_SEEDS}: nothing is known of chance; give --seeds 5"
-    if all(
-        variant["scenario"].get("workload", {}).get("source") == "trace" for variant in variants
-    ):
-        return (
-            "a trace is one sample of what may be asked, whatever the seed; what differs is in the "
-            "table, and users like it (`trace fit`) or traces of other days would show whether it "
-            "stays"
-        )
     idle = _least(variants, "instances.active_share")
     if idle is not None and idle[0] < LEAST_ACTIVE:
         return (
@@ -102,6 +103,13 @@ def no_order(variants: Sequence[Json], varied: Sequence[str]) -> str | None:
         )
     of_caches = varied and all(path.startswith(_OF_CACHES) for path in varied)
     return _compulsory(variants) if of_caches else None
+
+
+def _traced(variants: Sequence[Json]) -> bool:
+    """Return whether all ask what a trace has, whatever the seed."""
+    return all(
+        variant["scenario"].get("workload", {}).get("source") == "trace" for variant in variants
+    )
 
 
 def _compulsory(variants: Sequence[Json]) -> str | None:
@@ -166,58 +174,95 @@ def _judged(
     )
 
 
-# --- intervals -------------------------------------------------------------------------------
+# --- differences -----------------------------------------------------------------------------
 
 
 def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
-    """Return the best one, if its interval lies beyond those of all others."""
-    rows = [(variant, variant["numbers"].get(measure.path)) for variant in variants]
-    missing = [v["variant"] for v, row in rows if row is None or row["interval"] is None]
-    if missing:
-        message = (
-            f"nobody can be called best by {measure.label}: {_list(missing)} "
-            f"{'has' if len(missing) == 1 else 'have'} no interval of it"
-        )
-        return Finding(measure=measure, best=None, message=message)
-    values = [row["values"] for _, row in rows if row is not None]
-    if all(each == values[0] for each in values):
-        message = f"all variants have the same {measure.label}: {measure.with_reach(rows[0][1])}"
+    """Return the best one, if it is shown to be better than all others."""
+    traced = _traced(variants)
+    pairs = [_by_stretch(v, measure) if traced else _by_seed(v, measure) for v in variants]
+    if why := _why_no_pairs(measure, variants, pairs, traced=traced):
+        return Finding(
+            measure=measure, best=None,
+            message=f"nobody can be called best by {measure.label}: {why}",
+        )  # fmt: skip
+    rows = [variant["numbers"][measure.path] for variant in variants]
+    if all(values == pairs[0] for values in pairs):
+        message = f"all variants have the same {measure.label}: {measure.with_reach(rows[0])}"
         return Finding(measure=measure, best=None, message=f"{message} {measure.unit}".rstrip())
-    sign = -1.0 if measure.better == HIGHER else 1.0
-    ranked = sorted(
-        ((sign * row["mean"], _ends(row, sign), variant["variant"], row) for variant, row in rows),
-        key=lambda each: (each[0], each[2]),
+    sign = 1.0 if measure.better == HIGHER else -1.0
+    count = min(map(len, pairs))
+    sides = [[sign * value for value in values[:count]] for values in pairs]
+    family = compared(sides, in_order=traced)
+    places = sorted(range(len(sides)), key=lambda place: -fmean(sides[place]))
+    return _finding(measure, variants, family, places, f"{count} {_PAIRS[traced]}")
+
+
+_PAIRS = {True: "stretches of the trace", False: "seeds"}
+
+
+def _by_seed(variant: Json, measure: Measure) -> list[float]:
+    """Return the value of each seed; none where one has none."""
+    row = variant["numbers"].get(measure.path)
+    values = [] if row is None else row["values"]
+    return [] if None in values else list(values)
+
+
+def _by_stretch(variant: Json, measure: Measure) -> list[float]:
+    """Return the value of each stretch, the mean of the seeds."""
+    runs = [run["stretches"].get(measure.path) for run in variant["runs"]]
+    if None in runs or len({len(run) for run in runs}) != 1:
+        return []
+    return [fmean(values) for values in zip(*runs, strict=True)]
+
+
+def _why_no_pairs(
+    measure: Measure, variants: Sequence[Json], pairs: Sequence[list[float]], *, traced: bool
+) -> str | None:
+    without = [v["variant"] for v, values in zip(variants, pairs, strict=True) if not values]
+    if without:
+        has = "has" if len(without) == 1 else "have"
+        where = " in each of 8 stretches or more: ask more of the trace" if traced else ""
+        return f"{_list(without)} {has} too few values of it{where}"
+    if traced and len({len(values) for values in pairs}) > 1:
+        return "the variants ask different parts of the trace"
+    return None
+
+
+def _finding(
+    measure: Measure,
+    variants: Sequence[Json],
+    family: ComparedSides,
+    places: Sequence[int],
+    by: str,
+) -> Finding:
+    """Say by how much the first of `places` leads the others."""
+    numbers = [variant["variant"] for variant in variants]
+    first, *others = places
+    leads = {numbers[other]: family.lead(first, other) for other in others}
+    shown = [number for number, lead in leads.items() if lead is not None and lead.shown]
+    near = [number for number in leads if number not in shown]
+    sure = f"{100 * CONFIDENCE:.0f} % for all differences together, in {by}"
+    name = name_of(variants, numbers[first])
+    value = measure.with_reach(variants[first]["numbers"][measure.path])
+    if not near:
+        lead = leads[shown[0]]
+        text = "" if lead is None else f", better than the next by {measure.lead(lead)}"
+        message = f"best by {measure.label} is {name}: {value} {measure.unit}{text}; {sure}"
+        return Finding(
+            measure=measure, best=numbers[first], message=message, first=numbers[first],
+            leads=leads,
+        )  # fmt: skip
+    is_or_are = "is" if len(near) == 1 else "are"
+    message = (
+        f"nobody can be called best by {measure.label}: {name} has {value} {measure.unit}, and "
+        f"{_list(sorted(near))} {is_or_are} not shown to be worse"
     )
-    _, (_, worst), number, best = ranked[0]
-    others = ranked[1:]
-    near = [other for _, (least, _), other, _ in others if not worst < least]
-    if near:
-        return Finding(measure=measure, best=None, message=_tied(measure, number, near, ranked))
+    if shown:
+        message += f"; {_list(sorted(shown))} {'is' if len(shown) == 1 else 'are'} worse"
     return Finding(
-        measure=measure, best=number,
-        message=f"best by {measure.label} is {name_of(variants, number)}: "
-        f"{measure.with_reach(best)} {measure.unit}, the next "
-        f"{measure.with_reach(others[0][3])}; {100 * CONFIDENCE:.0f} % intervals of "
-        f"{len(rows[0][0]['runs'])} seeds do not overlap",
-    )  # fmt: skip
-
-
-def _ends(row: Json, sign: float) -> tuple[float, float]:
-    """Return the interval, as if smaller were better."""
-    low, high = sign * row["interval"]["low"], sign * row["interval"]["high"]
-    return min(low, high), max(low, high)
-
-
-def _tied(measure: Measure, number: int, near: Sequence[int], ranked: Sequence[Any]) -> str:
-    same = sorted((number, *near))
-    sentence = (
-        f"nobody can be called best by {measure.label}: the {100 * CONFIDENCE:.0f} % intervals of "
-        f"{_list(same)} overlap"
+        measure=measure, best=None, message=f"{message} ({sure})", first=numbers[first], leads=leads
     )
-    others = sorted(row[2] for row in ranked if row[2] not in same)
-    if not others:
-        return sentence
-    return f"{sentence}; {_list(others)} {'is' if len(others) == 1 else 'are'} worse"
 
 
 def _list(numbers: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
+from kv_cache.metrics.order import Lead
 from kv_cache.result.metrics import HIGHER, LOWER, Json
 
 
@@ -31,6 +32,12 @@ class Measure(Struct, frozen=True, kw_only=True):
         if reach is None or reach <= _LEAST_REACH * abs(row["mean"]):
             return self.shown(row["mean"])
         return f"{self.shown(row['mean'])}±{figures(float(f'{reach * self.scale:.2g}'))}"
+
+    def lead(self, lead: Lead) -> str:
+        """Return a difference with half of its interval and its unit: `242±10 ms`."""
+        reach = self.scale * (lead.interval.high - lead.interval.low) / 2
+        unit = "points" if self.unit == "%" else self.unit
+        return f"{self.shown(lead.mean)}±{figures(float(f'{reach:.2g}'))} {unit}".rstrip()
 
 
 _LEAST_REACH = 0.001

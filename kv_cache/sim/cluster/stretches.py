@@ -1,0 +1,120 @@
+"""What each stretch of a run's requests found: the same ranges of request numbers in every variant,
+so that variants can be compared on one trace, of which all seeds are one run.
+
+Shares and rates are of sums, and a stretch contributes to them by what it has beyond its part of
+both (the linear part of a ratio's error: Cochran, Sampling Techniques, 1977, 6.3), so that the mean
+of all stretches is the run's. Percentiles are those of the stretch.
+"""
+
+from collections.abc import Iterator
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_cache.core.units import NS_PER_MS, NS_PER_S
+from kv_cache.sim.cluster.outcome import ClusterOutcome
+
+MOST_STRETCHES, LEAST_STRETCHES = 20, 8
+_LEAST_REQUESTS = 5  # of a stretch, for a share or a rate
+_PERCENTS = {"p50": 50, "p95": 95, "p99": 99}
+
+Numbers = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+def stretch_values(outcome: ClusterOutcome) -> dict[str, list[float]]:
+    """Return the values of the stretches behind the warm-up, by the paths of the facts. A number is
+    left out where there are too few requests for 8 stretches, or a stretch has none of it."""
+    values = dict(_percentiles(outcome)) | dict(_ratios(outcome))
+    return {path: each.tolist() for path, each in values.items() if np.isfinite(each).all()}
+
+
+def _stretches(outcome: ClusterOutcome, least: int) -> tuple[int, Ints]:
+    """Return how many stretches of `least` requests there are (0: too few), and of which each
+    finished request is."""
+    every = outcome.requests
+    count = min(MOST_STRETCHES, every.measured_arrived // least)
+    if count < LEAST_STRETCHES:
+        return 0, np.empty(0, np.int64)
+    behind = _ints(every.number) - outcome.scenario.workload.warmup_requests
+    return count, behind * count // every.measured_arrived
+
+
+def _percentiles(outcome: ClusterOutcome) -> Iterator[tuple[str, Numbers]]:
+    """Yield percentiles by nearest rank, of which a stretch has one value at least beyond."""
+    every = outcome.requests
+    times = {
+        "ttft_ms": every.ttft_ns, "ttft_with_transfer_ms": every.ttft_with_transfer_ns,
+        "tpot_ms": every.tpot_ns, "e2e_ms": every.e2e_ns, "queue_ms": every.queue_ns,
+    }  # fmt: skip
+    for percent, number in _PERCENTS.items():
+        count, stretches = _stretches(outcome, ceil(100 / (100 - number)))
+        for name, values in times.items() if count else ():
+            some = _ints(values)
+            ranked = [np.sort(some[(stretches == each) & (some >= 0)]) for each in range(count)]
+            yield f"{name}.{percent}", np.array([_at(part, number) for part in ranked])
+
+
+def _at(ranked: Ints, percent: int) -> float:
+    if not len(ranked):
+        return np.nan
+    return float(ranked[-(-percent * len(ranked) // 100) - 1]) / NS_PER_MS
+
+
+def _ratios(outcome: ClusterOutcome) -> Iterator[tuple[str, Numbers]]:
+    count, stretches = _stretches(outcome, _LEAST_REQUESTS)
+    if not count:
+        return
+    every, block = outcome.requests, outcome.scenario.model.block_tokens
+
+    def sums(weights: Numbers | Ints) -> Numbers:
+        return np.bincount(stretches, weights=weights, minlength=count).astype(np.float64)
+
+    finished = sums(np.ones(len(stretches)))
+    seconds = _seconds(outcome, count, stretches)
+    places = np.arange(every.measured_arrived) * count // every.measured_arrived
+    arrived = np.bincount(places, minlength=count).astype(np.float64)
+    yield "rates.finished_per_s", _parts(finished, seconds)
+    yield "rates.output_tokens_per_s", _parts(sums(_ints(every.output_tokens)), seconds)
+    looked_up = sums(_ints(every.prompt_tokens) // block)
+    yield "blocks.hit_ratio", _parts(sums(_ints(every.hit_tokens) // block), looked_up)
+    good = _good(outcome)
+    if good is not None:
+        yield "goodput.per_s", _parts(sums(good), seconds)
+        yield "goodput.share", _parts(sums(good), arrived)
+
+
+def _parts(numerators: Numbers, denominators: Numbers) -> Numbers:
+    """Return each stretch's part of a ratio of sums: their mean is the ratio."""
+    if not denominators.sum():
+        return np.full(len(numerators), np.nan)
+    ratio = numerators.sum() / denominators.sum()
+    return np.asarray(ratio + (numerators - ratio * denominators) / denominators.mean())
+
+
+def _seconds(outcome: ClusterOutcome, count: int, stretches: Ints) -> Numbers:
+    """Return the seconds from the first arrival of each stretch to that of the next, or to the end
+    of the run."""
+    begins = np.full(count, outcome.ended_ns, np.int64)
+    np.minimum.at(begins, stretches, _ints(outcome.requests.arrival_ns))
+    ends = np.append(begins[1:], outcome.ended_ns)
+    return np.asarray((ends - begins) / NS_PER_S)
+
+
+def _good(outcome: ClusterOutcome) -> Numbers | None:
+    """Return 1 of each finished request that kept every limit; None without limits."""
+    slo, every = outcome.scenario.slo, outcome.requests
+    kept: Numbers | None = None
+    for limit_ms, values in (
+        (slo.ttft_ms, every.ttft_ns), (slo.ttft_with_transfer_ms, every.ttft_with_transfer_ns),
+        (slo.tpot_ms, every.tpot_ns), (slo.e2e_ms, every.e2e_ns),
+    ):  # fmt: skip
+        if limit_ms:
+            within = (_ints(values) <= limit_ms * NS_PER_MS).astype(np.float64)
+            kept = within if kept is None else kept * within
+    return kept
+
+
+def _ints(values: object) -> Ints:
+    return np.asarray(values, np.int64)
