@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from kv_cache.app.compiled import require_pure
 from kv_cache.app.lab_cases import Drawn, PolicyComparison
+from kv_cache.app.lab_tiers import NONE, PREFETCHES, TierComparison, tiers_of
 from kv_cache.app.study_files import (
     Document,
     StudyFile,
@@ -36,13 +37,17 @@ from kv_cache.lab.capacity import capacities_of
 from kv_cache.lab.patterns import PATTERNS, drawn
 from kv_cache.lab.residency import BITS, Residency
 from kv_cache.lab.variants import ADMISSIONS, ALWAYS, USUAL, variants_of
+from kv_cache.result import kinds
 from kv_cache.result.lab import CSV_HEAD, lab_csv, source_name
+from kv_cache.result.lab_tiers import CSV_HEAD as TIERS_CSV_HEAD
+from kv_cache.result.lab_tiers import tiers_csv
 from kv_cache.view.parts import View
 
 ALL = "all"
 _CAPACITIES = "1%,5%,10%,25%,50%"
 _PATTERN_CAPACITIES = "10%,25%,50%"
 _PATTERN_BITS = 16
+_SCALES = "1"
 _UNSOURCED = "assumed, no source given"
 
 
@@ -71,6 +76,19 @@ class LabOptions(SourceOptions):
     refusing: bool = opt(
         False, "Also MIN that may refuse a block, which bounds policies behind an admission policy "
         "(and is there beside them)", flag="--refusing",
+    )  # fmt: skip
+    tiers: str | None = opt(
+        None, "Several tiers in place of one cache, with commas, the fastest first: "
+        "NAME=ROOM:LATENCY:RATE, as dram=64GiB:1us:80GB/s, and :TYPE where blocks are held so; a "
+        "block is in one of them at a time", flag="--tiers", metavar="LIST",
+    )  # fmt: skip
+    tier_scales: str = opt(
+        _SCALES, "Factors of all rooms of --tiers, with commas", flag="--tier-scales",
+        metavar="LIST",
+    )  # fmt: skip
+    prefetch: str = opt(
+        NONE, f"What is brought to the fastest of --tiers ahead, with commas: "
+        f"{', '.join(PREFETCHES)}", flag="--prefetch", metavar="NAMES",
     )  # fmt: skip
     residency: str | None = opt(
         None, f"Types in which blocks are held, with commas: {', '.join(BITS)}; if not given, "
@@ -120,6 +138,9 @@ class LabOptions(SourceOptions):
 
 _SHAPE = ("seeds", "pages", "length", "block_kib", "size_spread")
 """Options of patterns alone, in the order of the document."""
+
+
+Comparison = PolicyComparison | TierComparison
 
 
 class PatternSource(Struct, frozen=True, kw_only=True):
@@ -182,7 +203,7 @@ def planned_lab(options: LabOptions, source: TraceSource | PatternSource) -> Vie
 
 def _checked(
     options: LabOptions, source: TraceSource | PatternSource
-) -> tuple[PolicyComparison, Sequence[StudyFile]]:
+) -> tuple[Comparison, Sequence[StudyFile]]:
     comparison, files = _comparison(options), _files(options)
     trace = source.config.trace_path() if isinstance(source, TraceSource) else None
     check_files(files, {} if trace is None else {"the trace": trace})
@@ -213,8 +234,12 @@ def unless_stopped(caught: Interrupts, study: Callable[[], Document]) -> Documen
 # --- what is compared ------------------------------------------------------------------------
 
 
-def _comparison(options: LabOptions) -> PolicyComparison:
+def _comparison(options: LabOptions) -> Comparison:
     """Raises ConfigError."""
+    if options.tiers is not None:
+        return _tier_comparison(options, options.tiers)
+    if (options.tier_scales, options.prefetch) != (_SCALES, NONE):
+        raise ConfigError("--tier-scales and --prefetch are of several tiers; give --tiers too")
     usual = _CAPACITIES if options.pattern is None else _PATTERN_CAPACITIES
     if options.dequant_source and not options.dequant:
         raise ConfigError("--dequant-source is the source of --dequant, which is not given")
@@ -228,20 +253,62 @@ def _comparison(options: LabOptions) -> PolicyComparison:
     )
 
 
-def _residencies(options: LabOptions) -> Sequence[Residency | None]:
+def _tier_comparison(options: LabOptions, tiers: str) -> TierComparison:
+    """Raises ConfigError."""
+    for flag, unwanted in (
+        ("--capacities", options.capacities), ("--refusing", options.refusing),
+        ("--admission", options.admission != ALWAYS),
+    ):  # fmt: skip
+        if unwanted:
+            raise ConfigError(f"{flag} is of one cache; leave it out, or --tiers")
+
+    def held_as(name: str) -> Residency:
+        _require_known(name, BITS, "--tiers", "type")
+        return _held_as(options, name)
+
+    planned = tiers_of(tiers, "--tiers", held_as)
+    held = {tier.residency.name for tier in planned if tier.residency is not None}
+    return TierComparison(
+        tiers=planned,
+        variants=variants_of(options.policies, ALWAYS, ("--policies", "--admission")),
+        prefetches=_names(options.prefetch, PREFETCHES, "--prefetch", "prefetch policy"),
+        scales=_scales(options.tier_scales),
+        residencies=_residencies(options, held),
+    )
+
+
+def _scales(text: str) -> Sequence[float]:
+    try:
+        scales = [float(part) for part in text.split(",")]
+    except ValueError:
+        scales = []
+    if not scales or not all(0 < each <= 1000 for each in scales):
+        raise ConfigError(f"--tier-scales is {text!r}; give factors above 0, as 1,0.5,0.25")
+    return scales
+
+
+def _held_as(options: LabOptions, name: str) -> Residency:
+    return Residency(name=name, group=options.quant_group, cost_ns=options.dequant.get(name))
+
+
+def _residencies(
+    options: LabOptions, elsewhere: Collection[str] = ()
+) -> Sequence[Residency | None]:
+    """`elsewhere` are types in which single tiers hold blocks."""
     costs, group = options.dequant, options.quant_group
     for name in costs:
         _require_known(name, BITS, "--dequant", "type")
-    if options.residency is None:
+    if options.residency is None and not elsewhere:
         if costs or group:
             flag = "--dequant" if costs else "--quant-group"
             raise ConfigError(f"{flag} is of blocks held in other types; give --residency too")
         return [None]
-    names = _names(options.residency, BITS, "--residency", "type")
+    listed = options.residency
+    names = [] if listed is None else _names(listed, BITS, "--residency", "type")
     for name in costs:
-        if name not in names:
+        if name not in (*names, *elsewhere):
             raise ConfigError(f"--dequant has {name}, in which --residency holds nothing")
-    return [Residency(name=name, group=group, cost_ns=costs.get(name)) for name in names]
+    return [_held_as(options, name) for name in names] or [None]
 
 
 def _names(text: str, known: Collection[str], flag: str, what: str) -> list[str]:
@@ -260,11 +327,13 @@ def _require_known(name: str, known: Collection[str], flag: str, what: str) -> N
 
 def _files(options: LabOptions) -> Sequence[StudyFile]:
     files = []
+    several = options.tiers is not None
     if options.output is not None:
-        files.append(output_file(options.output, "kv-cache-lab/"))
+        schema = kinds.LAB_TIERS if several else kinds.LAB
+        files.append(output_file(options.output, f"{schema.partition('/')[0]}/"))
     if options.csv is not None:
-        path = Path(options.csv)
-        files.append(StudyFile(name="csv", path=path, check=_check_csv, form=lab_csv))
+        path, form = Path(options.csv), tiers_csv if several else lab_csv
+        files.append(StudyFile(name="csv", path=path, check=_check_csv, form=form))
     if options.plot is not None:
         files.append(picture_file(options.plot, Path(options.plot)))
     return files
@@ -273,7 +342,8 @@ def _files(options: LabOptions) -> Sequence[StudyFile]:
 def _check_csv(path: Path, flag: str) -> None:
     if path.suffix.lower() != ".csv":
         raise PlaceError(f"{flag} {path} does not end in .csv; name it so")
-    require_own_name(path, flag, lambda first: first.startswith(",".join(CSV_HEAD)))
+    heads = tuple(",".join(head) for head in (CSV_HEAD, TIERS_CSV_HEAD))
+    require_own_name(path, flag, lambda first: first.startswith(heads))
 
 
 def _flag(name: str) -> str:
@@ -293,7 +363,7 @@ def _refuse_tiers(invocation: Invocation) -> None:
             )
 
 
-def _trace_document(stream: RequestStream, comparison: PolicyComparison) -> Document:
+def _trace_document(stream: RequestStream, comparison: Comparison) -> Document:
     """Raises TraceError and ConfigError."""
     seed = stream.config.run.seed or SEED
     accesses = gathered(stream.plan())
@@ -341,7 +411,7 @@ def _pattern_source(options: LabOptions, names: str, invocation: Invocation) -> 
 
 
 def _patterns_document(
-    options: LabOptions, source: PatternSource, comparison: PolicyComparison
+    options: LabOptions, source: PatternSource, comparison: Comparison
 ) -> Document:
     cases = [
         comparison.case(

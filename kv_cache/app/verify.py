@@ -35,6 +35,7 @@ _ONLY_CHAINED = (
     *("kv-cache-capacity/", "kv-cache-trials/", "kv-cache-precondition/"),
     *("kv-cache-sweep/", "kv-cache-mlperf/", "kv-cache-trace-stats/", "kv-cache-sim/"),
     "kv-cache-lab/",
+    "kv-cache-lab-tiers/",
 )
 """Schemas of documents of which only the chain is checked, and the files that it names."""
 

@@ -35,7 +35,12 @@ class Capacity:
             return int(accesses.working_set_bytes * self.amount / 100)
         if self.unit == _BLOCKS:
             return int(self.amount * accesses.working_set_bytes / max(1, accesses.unique))
-        return int(self.amount * _BYTES[self.unit])
+        return self.nbytes or 0
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes, where they do not depend on what is asked for."""
+        return int(self.amount * _BYTES[self.unit]) if self.unit in _BYTES else None
 
 
 def capacities_of(text: str, flag: str) -> list[Capacity]:

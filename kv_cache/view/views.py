@@ -23,6 +23,7 @@ VIEWS: Mapping[str, str] = {
     kinds.CAPACITY: "capacity:capacity_view",
     kinds.RANKS: "ranks:ranks_view",
     kinds.LAB: "lab:lab_view",
+    kinds.LAB_TIERS: "lab_tiers:tiers_view",
     kinds.SIM: "simulation:sim_view",
     kinds.TRACE: "trace:trace_view",
     PROFILE: "probe:probe_view",

@@ -561,3 +561,89 @@ def test_a_pattern_that_cannot_be_written_is_refused(
     assert main(["trace", "pattern", *words.split()]) == 2
     assert message in capsys.readouterr().err
     assert not Path("x.jsonl").exists()
+
+
+# --- several tiers ---------------------------------------------------------------------------
+
+TIERS = "gpu=64KB:20us:80MB/s,host=500KB:0.4ms:8MB/s,nvme=4MB:2500us:2MB/s:int4"
+OF_TIERS = ["--pattern", "rag_burst", "--seeds", "3", "--block-kib", "4", "--tiers", TIERS]
+
+
+def test_several_tiers_are_a_study_with_a_row_for_each_combination(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *OF_TIERS, "--policies", "lru,mq", "--prefetch", "none,successor", "--tier-scales", "1,0.5",
+        "--residency", "fp16,int4", "--dequant", "int4=30", "-o", "T.json", "--csv", "T.csv",
+    ]  # fmt: skip
+    assert main(["lab", *words]) == 0
+    assert main(["verify", "T.json"]) == 0
+    own = json.loads(Path("T.json").read_text())["kv_cache"]
+    (case,) = own["cases"]
+    keys = [(r["residency"], r["scale"], r["policy"], r["prefetch"]) for r in case["rows"]]
+    assert len(set(keys)) == len(keys) == 16
+    for row in case["rows"]:
+        served = sum(tier["hit_ratio"] for tier in row["tiers"])
+        assert served + row["computed"] == pytest.approx(1)
+        assert all(tier["peak_bytes"] <= tier["room_bytes"] for tier in row["tiers"])
+        assert row["fastest"]["interval"]["low"] <= row["fastest"]["mean"]
+    table = csv.DictReader(Path("T.csv").read_text().splitlines())
+    assert [float(line["wait_ns"]) for line in table] == [
+        row["wait_ns"]["mean"] for row in case["rows"]
+    ]
+    assert main(["report", "T.json", "-o", "T.md"]) == 0
+    assert "lru, prefetch successor" in Path("T.md").read_text()
+    capsys.readouterr()
+    assert main(["lab", *words[:-4], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_cache"] == own
+
+
+def test_the_first_tier_waits_for_its_bytes_and_for_widening_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A page of 4,096 bytes is 1,024 in int4: 20 us, 12.8 us at 80 MB/s, 30.72 us to widen."""
+    tier = "gpu=1MB:20us:80MB/s:int4"
+    words = ["--pattern", "rag_burst", "--block-kib", "4", "--dequant", "int4=30", "--tiers", tier]
+    assert main(["lab", *words, "--policies", "lru", "--json"]) == 0
+    (case,) = json.loads(capsys.readouterr().out)["kv_cache"]["cases"]
+    (row,) = case["rows"]
+    assert row["tiers"][0]["wait_ns"] == pytest.approx(20_000 + 12_800 + 30_720)
+    assert row["tiers"][0]["peak_bytes"] == pytest.approx(1024 * case["base"]["unique"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tiers", "gpu=1MB:20us"], "'gpu=1MB:20us' is not a tier; give NAME=ROOM:LATENCY:RATE"),
+        (["--tiers", "gpu=1MB:20:80MB/s"], "gpu has latency '20'; give it as 20us"),
+        (["--tiers", "gpu=1MB:20us:80MB"], "gpu has rate '80MB'; give it as 80GB/s"),
+        (["--tiers", "gpu=1MB:20us:8%/s"], "gpu has rate '8%/s'; give it as 80GB/s"),
+        (["--tiers", "gpu=1MB:20us:8MB/s,gpu=1MB:20us:8MB/s"], "duplicate gpu; keep one"),
+        (["--tiers", "gpu=1MB:20us:8MB/s:int5"], "'int5' is not a type"),
+        (["--tiers", TIERS, "--capacities", "10%"], "--capacities is of one cache"),
+        (["--tiers", TIERS, "--admission", "second-hit"], "--admission is of one cache"),
+        (["--tiers", TIERS, "--prefetch", "sucessor"], "Did you mean 'successor'?"),
+        (["--tiers", TIERS, "--tier-scales", "1,0"], "--tier-scales is '1,0'; give factors above"),
+        (["--prefetch", "successor"], "are of several tiers; give --tiers too"),
+    ],
+)  # fmt: skip
+def test_tiers_that_cannot_be_meant_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["lab", "--pattern", "rag_burst", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_study_that_is_kept_is_what_the_program_makes(here: Path) -> None:
+    """One of its patterns: each has seeds of its own."""
+    kept = ROOT / "docs" / "reports"
+    script = (kept / "tiers.sh").read_text().replace("\\\n", " ")
+    (common,) = re.findall(r'kv-cache.py" lab (.*) "\$@"', script)
+    (policies,) = re.findall(r"--pattern all .*--policies (\S+)", script)
+    words = [*common.split(), "--pattern", "mixed_locality", "--policies", policies]
+    held = ["--residency", "fp16,int4", "--dequant", "int4=29", "--csv", "new.csv"]
+    assert main(["lab", *words, *held]) == 0
+    head, *rows = (kept / "tiers.csv").read_text().splitlines()
+    of_pattern = [row for row in rows if row.startswith("mixed_locality,")]
+    assert Path("new.csv").read_text().splitlines() == [head, *of_pattern]
+    assert len(of_pattern) == 72

@@ -1,0 +1,215 @@
+"""What `lab --tiers` compares: each policy, with and without prefetch, over several tiers, whose
+rooms are scaled and whose blocks are held in each type."""
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+from msgspec import Struct, to_builtins
+
+from kv_cache.app.compiled import engine_name
+from kv_cache.app.lab_cases import Drawn, Row
+from kv_cache.app.study_files import Document
+from kv_cache.core.errors import ConfigError
+from kv_cache.lab.accesses import Accesses
+from kv_cache.lab.capacity import Capacity, capacities_of
+from kv_cache.lab.hierarchy import HierarchyCounts, HierarchyTier, TierUse, replay_hierarchy
+from kv_cache.lab.patterns import Pattern
+from kv_cache.lab.residency import Residency
+from kv_cache.lab.shared_state import SharedState
+from kv_cache.lab.variants import PolicyVariant
+from kv_cache.metrics.intervals import IntervalEnds, bounded_interval
+from kv_cache.policy.prefetch import PREFETCH, PrefetchRules
+from kv_cache.result.lab import OWN
+from kv_cache.result.lab_tiers import SeedMean, TierRow, TierServed, tiers_document
+
+NONE = "none"
+PREFETCHES = (NONE, "successor")
+"""Those that know single blocks; the others know conversations, which a pattern has not."""
+_MOST_AHEAD = 2
+_FORM = "NAME=ROOM:LATENCY:RATE, as dram=64GiB:1us:80GB/s, and :TYPE where blocks are held so"
+_LATENCY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|ms)")
+_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6}
+
+
+class PlannedTier(Struct, frozen=True, kw_only=True):
+    """One tier as it was asked for; `residency` is None where blocks lie as in the others."""
+
+    name: str
+    room: Capacity
+    latency_ns: float
+    bytes_per_s: float
+    residency: Residency | None
+
+    def row(self) -> Row:
+        return {
+            "name": self.name, "room": self.room.text, "latency_ns": self.latency_ns,
+            "bytes_per_s": self.bytes_per_s,
+            "residency": None if self.residency is None else self.residency.name,
+        }  # fmt: skip
+
+
+def tiers_of(text: str, flag: str, held_as: Callable[[str], Residency]) -> list[PlannedTier]:
+    """Parse tiers with commas, the fastest first. Raises ConfigError that names the flag."""
+    tiers: list[PlannedTier] = []
+    for part in text.split(","):
+        name, _, rest = part.strip().partition("=")
+        words = rest.split(":")
+        if not name or len(words) not in (3, 4):
+            raise ConfigError(f"{flag}: {part.strip()!r} is not a tier; give {_FORM}")
+        if name in [tier.name for tier in tiers]:
+            raise ConfigError(f"{flag}: duplicate {name}; keep one")
+        latency = _LATENCY.fullmatch(words[1])
+        if latency is None:
+            raise ConfigError(f"{flag}: {name} has latency {words[1]!r}; give it as 20us")
+        tiers.append(
+            PlannedTier(
+                name=name,
+                room=capacities_of(words[0], flag)[0],
+                latency_ns=float(latency[1]) * _NS[latency[2]],
+                bytes_per_s=_rate(words[2], name, flag),
+                residency=held_as(words[3]) if words[3:] else None,
+            )
+        )
+    return tiers
+
+
+def _rate(text: str, name: str, flag: str) -> float:
+    nbytes, per, second = text.partition("/")
+    rate = capacities_of(nbytes, flag)[0].nbytes if per and second == "s" else None
+    if not rate:
+        raise ConfigError(f"{flag}: {name} has rate {text!r}; give it as 80GB/s")
+    return float(rate)
+
+
+class TierComparison(Struct, frozen=True, kw_only=True):
+    """`scales` are factors of all rooms; `residencies` has None for blocks as they are."""
+
+    tiers: Sequence[PlannedTier]
+    variants: Sequence[PolicyVariant]
+    prefetches: Sequence[str]
+    scales: Sequence[float]
+    residencies: Sequence[Residency | None]
+
+    @property
+    def replays(self) -> int:
+        """How often each sequence is replayed."""
+        lists = (self.variants, self.prefetches, self.scales, self.residencies)
+        count = 1
+        for each in lists:
+            count *= len(each)
+        return count
+
+    def case(
+        self, name: str, sequences: Sequence[Drawn], element_bits: int, pattern: Pattern | None
+    ) -> Row:
+        """Return a row of one trace, or of all seeds of a pattern, for each combination."""
+        shared = [SharedState(each.accesses, each.seed) for each in sequences]
+        rows = []
+        for residency, scale in product(self.residencies, self.scales):
+            tiers = [self._tiers(each.accesses, residency, scale, element_bits) for each in shared]
+            for variant, prefetch in product(self.variants, self.prefetches):
+                counts = [
+                    replay_hierarchy(state, each, variant, _prefetch(prefetch))
+                    for state, each in zip(shared, tiers, strict=True)
+                ]
+                key = (OWN if residency is None else residency.name, scale, prefetch, str(variant))
+                rows.append(self._row(key, counts, tiers[0]))
+        return {
+            "name": name,
+            "pattern": None if pattern is None else pattern.about,
+            "seeds": len(sequences),
+            "base": {
+                "lookups": fmean(each.accesses.lookups for each in shared),
+                "unique": fmean(each.accesses.unique for each in shared),
+                "working_set_bytes": fmean(each.accesses.working_set_bytes for each in shared),
+            },
+            "rows": to_builtins(rows),
+        }
+
+    def _tiers(
+        self, accesses: Accesses, residency: Residency | None, scale: float, element_bits: int
+    ) -> list[HierarchyTier]:
+        tiers = []
+        for tier in self.tiers:
+            held = tier.residency or residency
+            sizes = accesses.sizes if held is None else held.sizes(accesses.sizes, element_bits)
+            tiers.append(
+                HierarchyTier(
+                    room_bytes=int(tier.room.room_bytes(accesses) * scale),
+                    latency_ns=tier.latency_ns,
+                    bytes_per_s=tier.bytes_per_s,
+                    sizes=sizes,
+                    widen_ns=0.0 if held is None else held.cost_ns or 0.0,
+                )
+            )
+        return tiers
+
+    def _row(
+        self,
+        key: tuple[str, float, str, str],
+        counts: Sequence[HierarchyCounts],
+        tiers: Sequence[HierarchyTier],
+    ) -> TierRow:
+        residency, scale, prefetch, policy = key
+
+        def mean(value: Callable[[HierarchyCounts], float]) -> float:
+            return fmean(map(value, counts))
+
+        def spread(value: Callable[[HierarchyCounts], float]) -> SeedMean:
+            return _spread([value(each) / each.lookups for each in counts])
+
+        return TierRow(
+            residency=residency, scale=scale, prefetch=prefetch, policy=policy,
+            fastest=spread(lambda each: each.tiers[0].hits),
+            wait_ns=spread(lambda each: sum(use.wait_ns for use in each.tiers)),
+            serial_ns=spread(lambda each: each.serial_ns),
+            computed=mean(lambda each: each.computed / each.lookups),
+            demand_bytes=mean(lambda each: each.demand_bytes),
+            prefetch_bytes=mean(lambda each: each.prefetch_bytes),
+            prefetched=mean(lambda each: each.prefetched),
+            useful=mean(lambda each: each.useful),
+            wasted=mean(lambda each: each.wasted),
+            tiers=[
+                _served(self.tiers[at].name, tiers[at], [each.tiers[at] for each in counts], counts)
+                for at in range(len(tiers))
+            ],
+        )  # fmt: skip
+
+    def document(
+        self, cases: Sequence[Row], *, seed: int, source: Row, element_bits: int,
+        config: Row | None,
+    ) -> Document:  # fmt: skip
+        """Return the document of these cases; blocks have elements of `element_bits` bits."""
+        return tiers_document(
+            engine=engine_name(), seed=seed, source=source, cases=cases, config=config,
+            tiers=[tier.row() for tier in self.tiers],
+        )  # fmt: skip
+
+
+def _prefetch(name: str) -> Any:
+    rules = PrefetchRules(most=_MOST_AHEAD)
+    return None if name == NONE else PREFETCH[name](rules)
+
+
+def _spread(values: Sequence[float]) -> SeedMean:
+    interval = bounded_interval(values)
+    ends = None if interval is None else IntervalEnds(low=interval.low, high=interval.high)
+    return SeedMean(mean=fmean(values), interval=ends)
+
+
+def _served(
+    name: str, tier: HierarchyTier, uses: Sequence[TierUse], counts: Sequence[HierarchyCounts]
+) -> TierServed:
+    hits = sum(use.hits for use in uses)
+    return TierServed(
+        name=name,
+        room_bytes=tier.room_bytes,
+        hit_ratio=fmean(use.hits / each.lookups for use, each in zip(uses, counts, strict=True)),
+        wait_ns=sum(use.wait_ns for use in uses) / hits if hits else None,
+        peak_bytes=fmean(use.peak_bytes for use in uses),
+        offloaded_bytes=fmean(use.offloaded_bytes for use in uses),
+        dropped_bytes=fmean(use.dropped_bytes for use in uses),
+    )

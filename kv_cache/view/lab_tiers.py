@@ -1,0 +1,178 @@
+"""What policies find in several tiers, with and without prefetch. Nothing was measured."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from kv_cache.core.format import figures
+from kv_cache.result.lab import OWN
+from kv_cache.result.lab_tiers import SeedMean, TierCase, TierRow, TierStudyFacts
+from kv_cache.result.metrics import Json
+from kv_cache.result.run import MisshapenError, converted
+from kv_cache.view import units
+from kv_cache.view.identity import origin_texts, trace_text
+from kv_cache.view.parts import (
+    Cell,
+    FactList,
+    Figure,
+    Line,
+    PlotPoint,
+    Scale,
+    ShownColumn,
+    Table,
+    View,
+    ViewSection,
+)
+
+_SHARE = units.DisplayUnit("", 0.01)
+_US = units.DisplayUnit("us", 1e3)
+_MIB = units.MEBIBYTES
+_NONE = "none"
+
+
+def tiers_view(section: Json) -> View:
+    """The document of `lab --tiers`. Raises MisshapenError."""
+    facts = converted(section, TierStudyFacts, "")
+    for case in facts.cases:
+        if not case.rows or any(len(row.tiers) != len(facts.tiers) for row in case.rows):
+            raise MisshapenError(f"case {case.name} has a row without one of its tiers")
+    names = ", ".join(case.name for case in facts.cases)
+    studied = names if len(facts.cases) == 1 else f"{len(facts.cases)} patterns"
+    return View(
+        title=f"Policies over {len(facts.tiers)} tiers, {studied}",
+        status="counted, not timed",
+        sentence=_sentence(facts),
+        about=[*origin_texts(section), f"{facts.engine} engine"],
+        sections=[
+            ViewSection(title="What was asked", parts=[FactList(rows=list(_asked(facts)))]),
+            *(each for case in facts.cases for each in _case(case)),
+        ],
+    )
+
+
+def _sentence(facts: TierStudyFacts) -> str:
+    """Of one table the policy whose accesses wait the least; of several the most frequent one."""
+    tables = [rows for case in facts.cases for rows in _tables(case)]
+    best, *others = (min(rows, key=lambda row: row.wait_ns.mean) for rows in tables)
+    if others:
+        [(arm, count)] = Counter(map(_arm, (best, *others))).most_common(1)
+        return (
+            f"With {arm} accesses wait the least, on average, in {count} of {len(tables)} tables "
+            "(the first of equals counts)."
+        )
+    return (
+        f"With {_arm(best)} an access waits the least, {_us(best.wait_ns)}; with every move on "
+        f"one clock it is {_us(best.serial_ns)}."
+    )
+
+
+def _us(spread: SeedMean) -> str:
+    ends = spread.interval
+    between = f" ({_US.text(ends.low)} to {_US.text(ends.high)})" if ends else ""
+    return f"{_US.measured(spread.mean)}{between}"
+
+
+def _arm(row: TierRow) -> str:
+    return row.policy if row.prefetch == _NONE else f"{row.policy}, prefetch {row.prefetch}"
+
+
+def _asked(facts: TierStudyFacts) -> Iterator[tuple[str, str]]:
+    if trace := trace_text(facts.source):
+        yield "trace", trace
+    for tier in facts.tiers:
+        held = f", held as {tier.residency}" if tier.residency else ""
+        rate = f"{figures(tier.bytes_per_s / 1e9)} GB/s"
+        yield tier.name, f"{tier.room}, {_US.measured(tier.latency_ns)}, {rate}{held}"
+
+
+def _tables(case: TierCase) -> list[list[TierRow]]:
+    """The rows of each residency and scale."""
+    groups = groupby(case.rows, key=lambda row: (row.residency, row.scale))
+    return [list(rows) for _, rows in groups]
+
+
+def _case(case: TierCase) -> Iterator[ViewSection]:
+    base = case.base
+    about = f": {case.pattern}, mean of {case.seeds} seeds" if case.pattern else ""
+    text = (
+        f"{base.lookups:,.0f} looked up, {base.unique:,.0f} unique: "
+        f"{units.bytes_text(base.working_set_bytes)}"
+    )
+    yield ViewSection(
+        title=case.name,
+        parts=[
+            *_figures(case),
+            FactList(rows=[("case", f"{case.name}{about}"), ("blocks", text)]),
+            *(_table(rows, case.name) for rows in _tables(case)),
+        ],
+    )
+
+
+def _table(rows: Sequence[TierRow], case: str) -> Table:
+    first = rows[0]
+    held = "" if first.residency == OWN else f", {first.residency}"
+    scale = "" if first.scale == 1 else f", rooms x {figures(first.scale)}"
+    rooms = ", ".join(f"{t.name} {units.bytes_text(t.room_bytes)}" for t in first.tiers)
+    cells: list[list[Cell]] = [
+        [
+            _arm(row),
+            row.wait_ns.mean,
+            row.serial_ns.mean,
+            *(tier.hit_ratio for tier in row.tiers),
+            row.computed,
+            row.demand_bytes,
+            row.prefetch_bytes,
+            row.useful / row.prefetched if row.prefetched else None,
+        ]
+        for row in rows
+    ]
+    reach = [
+        (each.interval.high - each.interval.low) / 2
+        for row in rows
+        for each in (row.wait_ns, row.serial_ns)
+        if each.interval
+    ]
+    within = f" 95 % intervals of times are within ±{_US.measured(max(reach))}." if reach else ""
+    return Table(
+        title=f"{case}{scale}{held}",
+        columns=[
+            ShownColumn(f"found in{scale}{held}, %"),
+            ShownColumn("wait", _US),
+            ShownColumn("serial", _US),
+            *(ShownColumn(tier.name, _SHARE) for tier in first.tiers),
+            ShownColumn("computed", _SHARE),
+            ShownColumn("demand", _MIB),
+            ShownColumn("prefetch", _MIB),
+            ShownColumn("useful", _SHARE),
+        ],
+        rows=cells,
+        caption=f"Rooms: {rooms}.{within}",
+    )
+
+
+def _figures(case: TierCase) -> Iterator[Figure]:
+    """Waits and hits of the fastest tier over its room, where rooms are scaled."""
+    by_type = groupby(case.rows, key=lambda row: row.residency)
+    for residency, group in by_type:
+        rows = list(group)
+        if len({row.scale for row in rows}) < 2:
+            continue
+        held = "" if residency == OWN else f", {residency}"
+        for name, column, of in (
+            ("wait", ShownColumn("wait", _US), "wait_ns"),
+            ("hits of the fastest tier", ShownColumn("hits", units.PERCENT), "fastest"),
+        ):
+            arms: dict[str, list[PlotPoint]] = {}
+            for row in sorted(rows, key=lambda row: row.scale):
+                spread: SeedMean = getattr(row, of)
+                point = PlotPoint(
+                    x=row.tiers[0].room_bytes, y=spread.mean, interval=spread.interval
+                )
+                arms.setdefault(_arm(row), []).append(point)
+            yield Figure(
+                title=f"{case.name}: {name}{held}",
+                x=ShownColumn("room of the fastest tier", _MIB),
+                y=column,
+                lines=[Line(name=arm, points=points) for arm, points in arms.items()],
+                scale=Scale.LOG,
+            )
