@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from kv_cache.config.scenario import (
-    DECODE_ROUTERS,
     DISCIPLINES,
     ORDERS,
     PREEMPTIONS,
     PREFETCHES,
     RESERVATIONS,
-    ROUTERS,
     TRANSFERS,
     WRITE_POLICIES,
     Scenario,
@@ -37,6 +35,10 @@ SCOPES = {
     "nvme": ("device", "node", "rack", "cluster"),
     "remote": ("cluster",),
 }
+
+_FIVE_ROUTERS = (
+    "round-robin", "least-loaded", "power-of-two", "session-affinity", "prefix-aware",
+)  # fmt: skip
 
 Plain = dict[str, Any]
 
@@ -70,8 +72,8 @@ def random_values(seed: int) -> Plain:
         "workload": work,
         "tiers": _tiers(rng, block, size),
         "router": {
-            "kind": rng.choice(ROUTERS),
-            "decode": rng.choice(DECODE_ROUTERS),
+            "kind": rng.choice(_FIVE_ROUTERS),
+            "decode": rng.choice(_FIVE_ROUTERS),
             "candidates": rng.choice((1, 4, 16)),
             "w_load": rng.choice((0.0, 1.0)),
         },
@@ -104,6 +106,17 @@ def with_admission(values: Plain, seed: int) -> Plain:
                     "admission_floor": rng.choice((1, 2)),
                 }
     return {**values, "tiers": tiers}
+
+
+def with_newer_rules(values: Plain, seed: int) -> Plain:
+    """Rules that came later than `random_values`, whose seeds keep their scenarios."""
+    rng = random.Random(f"newer {seed}")
+    router = values["router"]
+    if rng.random() < 0.2:
+        router["kind"] = "least-connections"
+    if rng.random() < 0.4:
+        router["decode"] = rng.choice(("cheapest", "least-connections"))
+    return values
 
 
 def mixed_for_each_other(seed: int) -> Plain:

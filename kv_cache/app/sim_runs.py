@@ -16,7 +16,7 @@ from kv_cache.config.machine import read_described
 from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_hardware import HardwareUsed, described, hardware_used
-from kv_cache.config.scenario_rules import check, kv_bytes_per_token
+from kv_cache.config.scenario_rules import check, instances_of, kv_bytes_per_token
 from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
@@ -31,6 +31,7 @@ from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.hardware_models import HardwareModels
 from kv_cache.sim.cluster.outcome import ClusterOutcome
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
+from kv_cache.sim.cluster.series import OF_AN_INSTANCE
 from kv_cache.sim.cluster.simulate import simulate
 from kv_cache.sim.cluster.sources import build_source
 from kv_cache.sim.cluster.stretches import stretch_values
@@ -233,6 +234,9 @@ class _Runs:
             progress.bar("simulating", unit="requests", total=inputs.all_requests, scale=True)
         )
         self._done = 0
+        scenarios = [variant.scenario for variant in study.variants()]
+        each = [instances_of(some) for some in scenarios if some.watch.series_per_instance]
+        self._most_instances = max(each, default=0)
 
     def run_each(self) -> None:
         """Perform the runs until a signal comes. Raises NothingEndedError."""
@@ -301,7 +305,8 @@ class _Runs:
         )
         variant_runs.runs.append(row)
         if self._series is not None:
-            self._series.write(variant_runs.key(), row, columns["series"]["columns"])
+            series = _with_all_instances(columns["series"]["columns"], self._most_instances)
+            self._series.write(variant_runs.key(), row, series)
         if self._instances is not None:
             self._instances.write(variant_runs.key(), row, columns["instances"])
 
@@ -334,6 +339,14 @@ def _columns_of(outcome: ClusterOutcome) -> Row:
         },
         "instances": instance_columns(outcome),
     }  # fmt: skip
+
+
+def _with_all_instances(columns: Row, instances: int) -> Row:
+    """Return a series with a column, empty if need be, for each of so many instances: all rows of a
+    file have the same columns."""
+    empty = [""] * len(columns["at_ns"])
+    names = (f"{name}.{number}" for number in range(instances) for name in OF_AN_INSTANCE)
+    return columns | {name: empty for name in names if name not in columns}
 
 
 # --- what is written on the way --------------------------------------------------------------

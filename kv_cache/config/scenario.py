@@ -20,7 +20,10 @@ from kv_cache.workload.formats.base import TimeUnit
 ROLES = ("mixed", "prefill", "decode")
 SCOPES = ("device", "node", "rack", "cluster")
 COMPUTE = ("roofline", "rate", "none")
-ROUTERS = ("round-robin", "least-loaded", "power-of-two", "session-affinity", "prefix-aware")
+ROUTERS = (
+    "round-robin", "least-connections", "least-loaded", "power-of-two", "session-affinity",
+    "prefix-aware",
+)  # fmt: skip
 DECODE_ROUTERS = (*ROUTERS, "cheapest")
 RESERVATIONS = ("reserve-full", "reserve-prompt", "on-demand")
 PREEMPTIONS = ("recompute", "swap", "abort")
@@ -528,6 +531,10 @@ class WatchSection:
     series_interval_ms: float = opt(
         0.0, "Interval of the time series; 0 = chosen so that it has at most series_points", low=0,
         high=1e9, unit="ms",
+    )  # fmt: skip
+    series_per_instance: bool = opt(
+        False, "Give the time series the queue, the decoding sequences and the HBM in use of each "
+        "instance, by its number (waiting.0, decoding.0, hbm_blocks.0)"
     )  # fmt: skip
     series_points: int = opt(
         2000, "Points that the time series holds at most: beyond, intervals are joined by twos",

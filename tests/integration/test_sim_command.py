@@ -212,6 +212,19 @@ def test_every_file_is_written_and_they_agree(
     assert not list(here.glob(".kv-cache-*"))
 
 
+def test_runs_of_fewer_instances_leave_the_columns_of_the_others_empty(here: Path) -> None:
+    (here / "more.yaml").write_text(
+        OWN.replace("{tiers.dram.capacity_gib: [4, 64]}", "{instances.gpu.count: [1, 2]}")
+    )
+    each = ("--set", "watch.series_per_instance=true", "--series", "s.csv")
+    assert main(["sim", "more.yaml", *each]) == 0
+    rows = table(here / "s.csv")
+    assert all(None not in row and None not in row.values() for row in rows)
+    last = {row["variant"]: row["hbm_blocks.1"] for row in rows}
+    assert last["1"] == ""
+    assert last["2"] != ""
+
+
 def test_one_run_has_a_log_without_run_numbers(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

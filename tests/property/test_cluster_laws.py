@@ -31,6 +31,7 @@ from tests.cluster import (
     scenario_of,
     serve,
     with_admission,
+    with_newer_rules,
 )
 
 BATCHES, BATCH = 10, 42
@@ -90,7 +91,8 @@ def served(scenario: Scenario) -> tuple[ClusterOutcome, list[tuple[int, str, int
 )
 def test_every_law_holds_in_scenarios_drawn_at_random(batch: int) -> None:
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
-        scenario = scenario_of(with_admission(random_values(seed), seed))
+        values = with_newer_rules(with_admission(random_values(seed), seed), seed)
+        scenario = scenario_of(values)
         outcome, events = served(scenario)
         assert all(outcome.checks[law] for law in (*LAWS, *AT_END)), "a law was not asked"
         every_request_ends_once(outcome, events)

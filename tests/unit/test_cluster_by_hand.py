@@ -251,6 +251,40 @@ def test_a_request_is_decoded_at_home_where_the_other_has_no_room_or_is_too_far(
     assert (far.requests.handoffs, near.requests.handoffs) == (0, 1)
 
 
+def test_least_connections_counts_requests_and_not_their_work() -> None:
+    """A long one at the first, two short ones: the third goes to neither by work, but where one
+    has ended."""
+    values: Plain = {"instances": {"gpu": {**rates(), "count": 2}}}
+    asked = [
+        request(0, 0, 1600, 1),
+        request(1, 1, 160, 9),
+        request(2, 2, 16, 1),
+        request(3, 3, 16, 1),
+    ]
+    by_kind = {
+        kind: dict(zip(found.requests.number, found.requests.instance, strict=True))
+        for kind in ("least-loaded", "least-connections")
+        for found in [ran({**values, "router": {"kind": kind}}, asked)]
+    }
+    assert by_kind["least-loaded"] == {0: 0, 1: 1, 2: 1, 3: 1}
+    assert by_kind["least-connections"] == {0: 0, 1: 1, 2: 0, 3: 1}
+
+
+def test_levels_are_means_over_time_and_each_instance_may_have_its_series() -> None:
+    """100 ms of prefill, then 9 tokens of 10 ms, on the second of two instances' columns too."""
+    values: Plain = {
+        "instances": {"gpu": {**rates(), "count": 2}},
+        "watch": {"series_interval_ms": 1, "series_per_instance": True},
+    }
+    found = ran(values, [request(0, 0, 100, 10), request(1, 0, 100, 10)])
+    levels, columns = facts(found)["levels"], found.series.columns
+    assert levels["decoding"]["mean"] == pytest.approx(2 * 90 / 190, rel=0.02)
+    assert levels["prefilling"] == {"mean": pytest.approx(2 * 100 / 190, rel=0.02), "max": 2}
+    for name in ("waiting", "decoding", "hbm_blocks"):
+        both = zip(columns[f"{name}.0"], columns[f"{name}.1"], strict=True)
+        assert [sum(pair) for pair in both] == list(columns[name]), name
+
+
 @pytest.mark.parametrize(("most_ms", "good"), [(265, 0), (267, 1)])
 def test_goodput_keeps_the_limit_that_a_scenario_names_with_the_transfer(
     most_ms: int, good: int

@@ -179,6 +179,7 @@ class Cluster(InstanceEvents):
         if not self._rules.separated:
             flight.answer_work = int(request.output_tokens * compute.token_ns)
         self.prefill_side.loads.add(instance.number, flight.prefill_work, flight.answer_work)
+        self._prefill_router.count(instance.number, 1)
 
     def _prefill_left(self, flight: Flight, left: int) -> None:
         """Update the estimated prefill that a flight still needs."""
@@ -361,6 +362,7 @@ class Cluster(InstanceEvents):
         flight.decoder = number
         flight.decode_work = self.decode_side.answer_ns(number, flight)
         self.decode_side.loads.add(number, 0, flight.decode_work)
+        self._decode_router.count(number, 1)
 
     def declined(self, flight: Flight) -> None:
         """There is no room for it at another mixed instance: it is decoded at home."""
@@ -455,6 +457,7 @@ class Cluster(InstanceEvents):
         assert source is not None
         assert flight.landing is not None
         source.release()
+        self._leave_prefill(flight)
         flight.landed_ns = self.loop.now_ns
         self._requests.handoffs += 1
         flight.hold, flight.landing = flight.landing, None
@@ -513,18 +516,25 @@ class Cluster(InstanceEvents):
             flight.hold = None
         if flight.home >= 0:
             self.roster.used[flight.home].members.pop(flight, None)
+        self._leave_prefill(flight)
+        if flight.decoder >= 0:
+            self._leave_decoder(flight)
+
+    def _leave_prefill(self, flight: Flight) -> None:
+        """Take a flight out of what the routers expect where it prefilled."""
         if flight.work_at >= 0:
             loads = self.prefill_side.loads
             loads.add(flight.work_at, -flight.prefill_work, -flight.answer_work)
+            self._prefill_router.count(flight.work_at, -1)
             flight.prefill_work = flight.answer_work = 0
-        if flight.decoder >= 0:
-            self._leave_decoder(flight)
+            flight.work_at = -1
 
     def _leave_decoder(self, flight: Flight) -> None:
         """Of a flight that was to decode elsewhere; if it ends before its state was sent, it waits
         there, or has memory there."""
         self.roster.used[flight.decoder].members.pop(flight, None)
         self.decode_side.loads.add(flight.decoder, 0, -flight.decode_work)
+        self._decode_router.count(flight.decoder, -1)
         flight.decode_work = 0
         if flight.landing is not None:
             flight.landing.release()
@@ -537,6 +547,9 @@ class Cluster(InstanceEvents):
         for side in (self.prefill_side, self.decode_side):
             yield from side.loads.work
             yield from side.loads.prefill
+        for router in (self._prefill_router, self._decode_router):
+            if router.in_hand is not None:
+                yield from router.in_hand.work
 
     def _say(self, event: str, flight: Flight, instance: int) -> None:
         if self._emit is not None:

@@ -68,6 +68,7 @@ def facts(outcome: ClusterOutcome) -> Plain:
         "bytes_by_cause": dict(_causes(outcome.links)),
         "gpus": {name: _gpus(group) for name, group in outcome.gpus.items()},
         "instances": _instances(outcome.instances, window_s),
+        "levels": _levels(outcome),
         "concurrency_ns": outcome.concurrency_ns,
         "events": outcome.events,
         "checks": dict(sorted(outcome.checks.items())),
@@ -84,6 +85,24 @@ def instance_columns(outcome: ClusterOutcome) -> dict[str, list[Any]]:
 def series_columns(outcome: ClusterOutcome) -> dict[str, list[int]]:
     """Return one value for each instant of the grid in each column."""
     return {name: list(values) for name, values in outcome.series.columns.items()}
+
+
+LEVELS = ("waiting", "prefilling", "transferring", "decoding", "hbm_blocks")
+
+
+def _levels(outcome: ClusterOutcome) -> Plain:
+    """Return the mean over time and the largest of what the series samples, each level until the
+    next sample."""
+    columns = outcome.series.columns
+    lasted = np.diff(_numbers(columns["at_ns"]))
+    spent = int(lasted.sum())
+    return {
+        name: {
+            "mean": _share(float((_numbers(columns[name])[:-1] * lasted).sum(dtype=float)), spent),
+            "max": max(columns[name], default=None),
+        }
+        for name in LEVELS
+    }
 
 
 def _window_s(outcome: ClusterOutcome) -> float:

@@ -167,7 +167,7 @@ class ClusterSeries:
     what happened since the one before."""
 
     interval_ns: int = 0
-    columns: Mapping[str, "array[int]"] = field(
+    columns: dict[str, "array[int]"] = field(
         default_factory=lambda: {
             name: array("q")
             for name in (

@@ -1,11 +1,12 @@
-"""Who gets a request: six rules, one cost.
+"""Who gets a request: seven rules, one cost.
 
-Round robin, least loaded, the less loaded of two drawn by chance (Mitzenmacher, IEEE TPDS 12(10),
-2001), the session's last instance, and prefix aware: the least of w_load x what waits there +
-w_overlap x prefill of what it lacks + w_transfer x loading of what it has below HBM, in ns (the
-cost forms of Dynamo's KV router and of Mooncake's Conductor). See `fleet.py` for the estimates.
-Who decodes can also be chosen by that cost among all who are little loaded, `cheapest`: there it is
-w_load x answers there, its own too, + w_transfer x sending of what is not there.
+Round robin, the fewest requests in hand (least connections), least loaded by work, the less loaded
+of two drawn by chance (Mitzenmacher, IEEE TPDS 12(10), 2001), the session's last instance, and
+prefix aware: the least of w_load x what waits there + w_overlap x prefill of what it lacks +
+w_transfer x loading of what it has below HBM, in ns (the cost forms of Dynamo's KV router and of
+Mooncake's Conductor). See `fleet.py` for the estimates. Who decodes can also be chosen by that cost
+among all who are little loaded, `cheapest`: there it is w_load x answers there, its own too, +
+w_transfer x sending of what is not there.
 
 It must stay cheap with ten thousand instances: who holds a prefix is looked up, not searched.
 Ties go to who was chosen longest ago, so that an idle cluster is used evenly.
@@ -13,7 +14,7 @@ Ties go to who was chosen longest ago, so that an idle cluster is used evenly.
 
 from kv_cache.config.scenario import RouterSection
 from kv_cache.core.seed import Seed
-from kv_cache.sim.cluster.fleet import Fleet
+from kv_cache.sim.cluster.fleet import Fleet, Loads
 from kv_cache.sim.cluster.flight import Flight
 
 
@@ -29,8 +30,12 @@ class Router:
         self._rng = seed.rng()
         self._next = 0
         self._last: dict[int, int] = {}  # of each session
+        self.in_hand: Loads | None = None  # requests of each instance, where they are counted
+        if kind == "least-connections":
+            self.in_hand = Loads(fleet.members, len(fleet.loads.work))
         self._rule = {
             "round-robin": self._round_robin,
+            "least-connections": self._least_connections,
             "least-loaded": self._least_loaded,
             "power-of-two": self._power_of_two,
             "session-affinity": self._session_affinity,
@@ -47,9 +52,20 @@ class Router:
             fitting = [i for i in self._members if self._fleet.fits(i, flight)]
             instance = min(fitting, key=self._loads.key)
         self._loads.choose(instance)
+        if self.in_hand is not None:
+            self.in_hand.choose(instance)
         if self._remembers:
             self._last[flight.request.session] = instance
         return instance
+
+    def count(self, instance: int, change: int) -> None:
+        """A request has come to an instance (1), or has left it (-1)."""
+        if self.in_hand is not None:
+            self.in_hand.add(instance, 0, change)
+
+    def _least_connections(self, flight: Flight) -> int:
+        assert self.in_hand is not None
+        return self.in_hand.least(1)[0]
 
     def _round_robin(self, flight: Flight) -> int:
         instance = self._members[self._next]

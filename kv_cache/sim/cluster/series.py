@@ -18,6 +18,10 @@ SUMMED = ("output_tokens", "prefill_tokens", "finished", "rejected", "aborted")
 run ends."""
 
 
+OF_AN_INSTANCE = ("waiting", "decoding", "hbm_blocks")
+"""Columns of each instance with `watch.series_per_instance`: `waiting.0` and so on."""
+
+
 class Sampler:
     """Samples while anything goes on."""
 
@@ -28,6 +32,10 @@ class Sampler:
         interval_ns = round(watch.series_interval_ms * NS_PER_MS) or _guess_ns(cluster.scenario)
         self.series = ClusterSeries(interval_ns=interval_ns)
         self._totals = dict.fromkeys(SUMMED, 0)
+        self._each = range(cluster.topology.instances if watch.series_per_instance else 0)
+        for number in self._each:
+            for name in OF_AN_INSTANCE:
+                self.series.columns[f"{name}.{number}"] = array("q")
 
     def begin(self) -> None:
         self._sample(None)
@@ -62,6 +70,13 @@ class Sampler:
         for name, total in zip(SUMMED, now, strict=True):
             columns[name].append(total - self._totals[name])
             self._totals[name] = total
+        for number in self._each:
+            there = cluster.instances.get(number)
+            levels = (0, 0, 0)
+            if there is not None:
+                levels = (len(there.waiting), there.decoding, there.pool.used)
+            for name, level in zip(OF_AN_INSTANCE, levels, strict=True):
+                columns[f"{name}.{number}"].append(level)
 
     def _join(self) -> None:
         """Double the interval: keep the points on its grid, with what was counted before them."""
