@@ -2,8 +2,8 @@
 
 Each run of a cell is a whole run with a result of its own; here stand the numbers of `METRICS` from
 each, their mean with its interval, and the ratio to the first cell. Run k of every cell has the
-same seed, so ratios are taken in pairs. Each interval holds on its own with 95 %, and is not
-corrected for how many are looked at.
+same seed, so ratios are taken in pairs. Each interval holds on its own with 95 %. A cell is called
+better than every other by a metric where that holds for all pairs of cells together.
 """
 
 import csv
@@ -17,6 +17,7 @@ from typing import Any
 from kv_cache import __version__
 from kv_cache.files.reading import SECTION
 from kv_cache.metrics.intervals import CONFIDENCE, Interval, mean_interval
+from kv_cache.metrics.order import LEAST_SEEDS, compared
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.metrics import HIGHER, METRICS, Json, over_runs
@@ -130,22 +131,30 @@ def _exp(interval: Interval) -> Interval:
 
 
 def best(cells: Sequence[Json]) -> dict[str, int]:
-    """Of each metric the cell that is better than all others for sure: no interval of another one
-    overlaps its own. Invalid and unfinished cells have no rank; cells without an interval cannot
-    be told apart."""
+    """Of each metric the cell that is shown to be better than all others, in pairs of runs with the
+    same seed: all pairs of cells are one family (`metrics/order.py`). Invalid and unfinished cells
+    have no rank, nor has a metric that a run lacks."""
     ranked = [c for c in cells if c["verdict"] in (VALID, Status.SUSPECT.value)]
     winners = {}
     for name, metric in METRICS.items():
-        rows = [(c["metrics"].get(name), c["cell"]) for c in ranked]
-        spans = [(row["interval"], number) for row, number in rows if row is not None]
-        if len(spans) < 2 or any(span is None for span, _ in spans):
+        sides = [_side(name, cell) for cell in ranked]
+        count = min(map(len, sides), default=0)
+        if len(sides) < 2 or count < LEAST_SEEDS:
             continue
-        higher = metric.better == HIGHER
-        first, number = max(spans, key=lambda pair: pair[0]["low"] if higher else -pair[0]["high"])
-        others = [span for span, other in spans if other != number]
-        if all(first["low"] > s["high"] if higher else first["high"] < s["low"] for s in others):
-            winners[name] = number
+        sign = 1.0 if metric.better == HIGHER else -1.0
+        family = compared([[sign * x for x in side[:count]] for side in sides], in_order=False)
+        for place, cell in enumerate(ranked):
+            if all(family.better(place, other) for other in range(len(ranked)) if other != place):
+                winners[name] = cell["cell"]
     return winners
+
+
+def _side(name: str, cell: Json) -> list[float]:
+    """Return the logarithm of a metric in each run of a cell, in the order of the seeds; none where
+    a run has none above 0."""
+    runs = sorted(cell["runs"], key=lambda run: int(run["trial"]))
+    values = [run["metrics"].get(name) for run in runs]
+    return [log(value) for value in values] if all(v and v > 0 for v in values) else []
 
 
 # --- the document ----------------------------------------------------------------------------

@@ -3,6 +3,7 @@ values, and every cell in a line."""
 
 from collections.abc import Iterator, Sequence
 
+from kv_cache.metrics.order import LEAST_SEEDS
 from kv_cache.result.metrics import Json
 from kv_cache.result.paths import as_number
 from kv_cache.result.run import converted
@@ -32,7 +33,9 @@ COLUMNS: dict[str, ShownColumn] = {
 }
 """The metrics that are shown, of all that the document has."""
 
-_BEST = "* better than every other cell: their 95 % intervals do not overlap"
+_BEST = (
+    "* better than every other cell, in pairs of runs with one seed: 95 % for all pairs together"
+)
 _RANKED = ("valid", "suspect")
 
 
@@ -98,11 +101,11 @@ def _winner(cell: SweepCell) -> str:
 
 
 def _why_no_best(sweep: SweepFacts) -> str:
-    if sweep.repeat < 2:
-        return "No cell is called the best: one run each has no interval; repeat: 3 gives one"
+    if sweep.repeat < LEAST_SEEDS:
+        return f"No cell is called the best: {LEAST_SEEDS} runs each are the least; set repeat: 3"
     if not any(cell.verdict in _RANKED for cell in sweep.cells):
         return "No cell is called the best: invalid and unfinished cells have no rank"
-    return "No cell is better than every other: their 95 % intervals overlap"
+    return "No cell is shown to be better than every other"
 
 
 # --- the table -------------------------------------------------------------------------------
