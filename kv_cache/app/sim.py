@@ -23,6 +23,7 @@ from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenarios import (
     MOST_SEEDS,
     PRESETS,
+    SYNONYMS,
     Scenarios,
     read_scenarios,
     scenario_names,
@@ -48,7 +49,9 @@ class SimOptions:
         False, "Show every option of SCENARIO (or of none: the defaults) with its unit and bounds, "
         "as a scenario that loads; nothing runs", flag="--print",
     )  # fmt: skip
-    preset: str | None = opt(None, "The same question at a scale", choices=PRESETS, flag="--preset")
+    preset: str | None = opt(
+        None, "The same question at a scale", choices=(*PRESETS, *SYNONYMS), flag="--preset"
+    )
     settings: tuple[str, ...] = opt(
         (), "An option of the scenario, such as workload.requests=500; may be repeated",
         flag="--set", metavar="PATH=VALUE",

@@ -402,6 +402,19 @@ def _no_cpcs(flag: str) -> ConfigError:
     )
 
 
+_OF_SIMULATORS = {
+    "--cluster": "sim cluster-10k",
+    "--pd": "sim unified-vs-separated",
+    "--preset": "sim SCENARIO --preset",
+    "--report-json": "-o FILE",
+    "--report-csv": "--csv FILE",
+    "--workload-trace": "--set workload.trace=FILE",
+    "--workload-limit": "--set workload.requests=N",
+    "--calibration-profile": "--set instances.NAME.profile=FILE",
+}
+"""What flags of public simulators are here, where a similar word would mislead."""
+
+
 def _unknown(extras: Sequence[str], parser: argparse.ArgumentParser) -> Iterator[ConfigError]:
     """Yield the errors for words that `parser` does not know."""
     flags = [word.split("=")[0] for word in extras if word.startswith("-")]
@@ -417,6 +430,8 @@ def _unknown(extras: Sequence[str], parser: argparse.ArgumentParser) -> Iterator
     for flag in flags:
         if flag not in cpcs:
             near = did_you_mean(flag, parser._option_string_actions)
+            if theirs := _OF_SIMULATORS.get(flag):
+                near = f" Did you mean {theirs}?"
             how = near if near.startswith(" Did") else " See --help."
             yield ConfigError(f"{flag} is not a flag.{how}")
 

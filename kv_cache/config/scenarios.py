@@ -30,6 +30,8 @@ __all__ = ["Scenarios", "Variant", "check", "read_scenarios", "scenario_names"]
 MOST_RUNS = 10_000
 MOST_SEEDS = 1000
 PRESETS = ("smoke", "dev", "full")
+SYNONYMS = {"prod-eval": "full"}
+"""Names of presets in a public simulator."""
 _FOLDER = "scenarios"
 _KEYS = ("presets", "vary", "zip", "variants", "seeds")
 _TABLES = ("instances", "network.wires")
@@ -337,6 +339,7 @@ def _preset(
         }
     if name is None:
         return {}
+    name = SYNONYMS.get(name, name)
     if name not in PRESETS:
         raise ConfigError(f"--preset {name}: a preset is one of {', '.join(PRESETS)}")
     if name not in scales:

@@ -385,6 +385,7 @@ def test_a_signal_before_any_run_has_ended_leaves_nothing(here: Path) -> None:
         (("pool.yaml", "--html", "pool.yaml"), "the scenario's file"),
         (("pool.yaml", "--plot", "p.gif"), "does not end in .svg"),
         (("pool.yaml", "--csv", "none/r.csv"), "there is no directory none"),
+        (("pool.yaml", "--report-json", "x"), "--report-json is not a flag. Did you mean -o FILE?"),
         (("pool.yaml", "--outptu", "x"), "--outptu is not a flag. Did you mean '--output'?"),
         (("pool.yaml", "--set", "instances={}"), "instances is a table of sections; give"),
         (

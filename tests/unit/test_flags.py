@@ -292,6 +292,8 @@ class TestErrors:
             ("--prefetch sucessor", ["--prefetch", "Did you mean 'successor'?"]),
             ("--num 5", ["ambiguous", "--num-users", "--num-gpus"]),
             ("--nm-users 5", ["--nm-users is not a flag", "Did you mean '--num-users'?"]),
+            ("--cluster", ["--cluster is not a flag. Did you mean sim cluster-10k?"]),
+            ("--pd --preset dev", ["Did you mean sim unified-vs", "sim SCENARIO --preset?"]),
             ("--model", ["--model", "expected one argument"]),
             ("--prefill-only --decode-only", ["--decode-only", "not allowed", "--prefill-only"]),
             ("stray", ["'stray' belongs to no flag"]),
