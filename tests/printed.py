@@ -4,7 +4,8 @@ data and what the page itself wrote.
 
     unshare -m python -m tests.printed SCRATCH REPORT.json
 
-What measures, simulates or goes to other machines is tried as far as its checks, by `--dry-run`.
+What measures, simulates or goes to other machines is tried as far as its checks, by `--dry-run`;
+a scenario with `--preset smoke` is simulated.
 What such a command would have written is put in its place, made once by small real commands.
 """
 
@@ -36,7 +37,7 @@ PAGES = (
 )  # fmt: skip
 MEASURING = ("run", "capacity", "precondition", "probe", "calibrate", "predict", "twin", "sim",
              "sweep", "mlperf run")  # fmt: skip
-"""Commands that are tried as far as their checks (`--dry-run`)."""
+"""Commands that are tried as far as their checks (`--dry-run`), but for smallest scenarios."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`((?:python )?kv-cache\.py(?: [^`\n]*)?)`")
@@ -247,7 +248,8 @@ def _values(words: Sequence[str]) -> dict[str, str]:
 def _measures(words: Sequence[str]) -> bool:
     names = [word for word in words[:2] if not word.startswith("-")]
     command = " ".join(names) if names[:1] == ["mlperf"] else "".join(names[:1])
-    return (command or "run") in MEASURING or not (words and words[0] in COMMANDS)
+    small = ("--preset", "smoke") in itertools.pairwise(words)
+    return not small and ((command or "run") in MEASURING or not (words and words[0] in COMMANDS))
 
 
 def _checked_only(words: list[str]) -> list[str]:

@@ -109,6 +109,7 @@ def test_a_preset_changes_the_scale_and_takes_values_of_what_varies_away(tmp_pat
     assert small.base.workload.requests == 5
     assert small.base.instances["gpu"].count == 1
     assert full.base == read(tmp_path, tree).base
+    assert read(tmp_path, tree, "prod-eval").base == full.base  # as a public simulator calls it
     assert [v.scenario.tiers.rack_pool.capacity_gib for v in small.variants()] == [0, 2]
 
 
