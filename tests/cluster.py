@@ -114,6 +114,8 @@ def with_newer_rules(values: Plain, seed: int) -> Plain:
     router = values["router"]
     if rng.random() < 0.2:
         router["kind"] = "least-connections"
+    if rng.random() < 0.3:
+        values["scheduler"]["queue"] = "central"
     if rng.random() < 0.4:
         router["decode"] = rng.choice(("cheapest", "least-connections"))
     return values

@@ -28,6 +28,7 @@ DECODE_ROUTERS = (*ROUTERS, "cheapest")
 RESERVATIONS = ("reserve-full", "reserve-prompt", "on-demand")
 PREEMPTIONS = ("recompute", "swap", "abort")
 ORDERS = ("fcfs", "sjf")
+QUEUES = ("instance", "central")
 TRANSFERS = ("push", "pull", "on-demand")
 WRITE_POLICIES = ("none", "through", "through-selective", "back")
 PREFETCHES = ("none", "on-arrival", "next-in-session")
@@ -434,13 +435,19 @@ class SchedulerSection:
         True, "Whether a prompt may be spread over steps, beside sequences that decode"
     )
     order: str = opt("fcfs", "Order of the waiting queue", choices=ORDERS)
+    queue: str = opt(
+        "instance",
+        "Where requests wait: at the instance that the router chooses as they arrive, or in one "
+        "central queue, routed when an instance has a place and the memory for them",
+        choices=QUEUES,
+    )  # fmt: skip
     reservation: str = opt("on-demand", "Memory that admission takes", choices=RESERVATIONS)
     preemption: str = opt(
         "recompute", "What happens to a sequence that loses its memory", choices=PREEMPTIONS,
         read_when=(".reservation!=reserve-full", "lower_tiers or .preemption!=swap"),
     )  # fmt: skip
     max_queue: int = opt(
-        0, "Requests that may wait at an instance; more are rejected; 0 = no limit", low=0,
+        0, "Requests that may wait in a queue; more are rejected; 0 = no limit", low=0,
         high=10**9,
     )  # fmt: skip
 

@@ -251,6 +251,29 @@ def test_a_request_is_decoded_at_home_where_the_other_has_no_room_or_is_too_far(
     assert (far.requests.handoffs, near.requests.handoffs) == (0, 1)
 
 
+def test_a_central_queue_gives_the_first_to_whoever_has_a_place_first() -> None:
+    """Three at once for two instances of one place each; the router would give the third one to
+    the first, which is busy for longer."""
+    values: Plain = {
+        "instances": {"gpu": {**rates(max_num_seqs=1), "count": 2}},
+        "router": {"kind": "round-robin"},
+    }
+    asked = [request(0, 0, 1600), request(1, 0, 160), request(2, 0, 160)]
+    each = ran(values, asked)
+    central = ran({**values, "scheduler": {"queue": "central"}}, asked)
+    third = central.requests.number.index(2)
+    assert central.requests.instance[third] == 1
+    assert central.requests.queue_ns[third] == 160 * MS
+    assert each.requests.queue_ns[each.requests.number.index(2)] == 1600 * MS
+    assert facts(central)["requests"]["longest_central_queue"] == 1
+    assert facts(ran({**values, "scheduler": {"queue": "central"}}, asked[:2]))["requests"][
+        "longest_central_queue"
+    ] == 0  # fmt: skip
+    limited = ran({**values, "scheduler": {"queue": "central", "max_queue": 1}},
+                  [*asked, request(3, 0, 160)])  # fmt: skip
+    assert limited.requests.rejected == {"queue-full": 1}
+
+
 def test_least_connections_counts_requests_and_not_their_work() -> None:
     """A long one at the first, two short ones: the third goes to neither by work, but where one
     has ended."""

@@ -26,6 +26,7 @@ from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Router
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready
 from kv_cache.sim.cluster.storage import TIERS
+from kv_cache.sim.cluster.waiting_queue import WaitingQueue
 
 OnEvent = Callable[[int, str, int, int], None]
 
@@ -54,6 +55,7 @@ class Cluster(InstanceEvents):
         self._requests, self._blocks = self.counts.requests, self.counts.blocks
         self.roster = Roster(fabric, self.counts, self)
         self._rules = self.roster.rules
+        self.central = WaitingQueue(shortest_first=self._rules.shortest_first)
         self._warmup = scenario.workload.warmup_requests
         self._prefetch_kind = scenario.tiers.prefetch
         self._prefetch_ppm = round(scenario.tiers.prefetch_at * 1_000_000)  # of a pause
@@ -151,12 +153,43 @@ class Cluster(InstanceEvents):
         if need > self._most_mixed and self._is_too_large(flight, need):
             self._reject(flight, "larger-than-hbm")
             return
-        number = self._prefill_router.choose(flight)
-        instance = self.instance(number)
-        most = self._rules.max_queue
-        if most and len(instance.waiting) >= most:
+        rules = self._rules
+        number = -1 if rules.central else self._prefill_router.choose(flight)
+        queue = self.central if rules.central else self.instance(number).waiting
+        if rules.max_queue and len(queue) >= rules.max_queue:
             self._reject(flight, "queue-full")
             return
+        if rules.central and not queue:
+            number = self._place_for(flight)
+        if number >= 0:
+            self._give(flight, number)
+            return
+        queue.add(flight, first=False)
+        if len(queue) > 1 and queue.head() is flight:
+            self._dispatch()
+
+    def _dispatch(self, freed: int = -1) -> None:
+        """Route from the central queue as long as its head finds a place: where something was
+        `freed`, as there was none elsewhere; the next heads wherever there is one."""
+        while (flight := self.central.head()) is not None:
+            number = self._place_for(flight) if freed < 0 else freed
+            if not self.prefill_side.has_place(number, flight):
+                return
+            freed = -1
+            self.central.pop()
+            self._give(flight, number)
+
+    def _place_for(self, flight: Flight) -> int:
+        """Return the router's choice if it has a place, else the least loaded that has; or -1."""
+        side, number = self.prefill_side, self._prefill_router.choose(flight)
+        if side.has_place(number, flight):
+            return number
+        able = (other for other in side.members if side.has_place(other, flight))
+        return min(able, key=side.loads.key, default=-1)
+
+    def _give(self, flight: Flight, number: int) -> None:
+        """Let a flight wait at an instance."""
+        instance = self.instance(number)
         flight.home = number
         self._expect_work(flight, instance)
         self._say("route", flight, number)
@@ -468,6 +501,8 @@ class Cluster(InstanceEvents):
         decoder.join(flight)
         decoder.nudge()
         home.nudge()
+        if self.central:
+            self._dispatch(home.number)
 
     # --- ends --------------------------------------------------------------------------------
 
@@ -499,6 +534,10 @@ class Cluster(InstanceEvents):
         del self.alive[flight.request.number]
         self._let_go(flight)
         self._say(event, flight, instance)
+        if self.central:
+            for number in (flight.home, flight.decoder):
+                if number >= 0:
+                    self._dispatch(number)
         for request in self._source.after(flight.request, now, answered=answered):
             self.loop.at(request.arrival_ns, ARRIVES, self._arrive, request)
             if self._prefetch_kind == "next-in-session" and request.turn and flight.home >= 0:
@@ -590,6 +629,8 @@ class Cluster(InstanceEvents):
         flight.sent = flight.sending = flight.landing_order = 0
         flight.send_ns = flight.chunk_ns = -1
         decoder.nudge()
+        if self.central:
+            self._dispatch(decoder.number)
 
     def _swap_out(self, instance: Instance, flight: Flight, tokens: int) -> bool:
         """Move state to host memory, if there is room; the HBM is free at once (staging)."""

@@ -87,7 +87,7 @@ def series_columns(outcome: ClusterOutcome) -> dict[str, list[int]]:
     return {name: list(values) for name, values in outcome.series.columns.items()}
 
 
-LEVELS = ("waiting", "prefilling", "transferring", "decoding", "hbm_blocks")
+LEVELS = ("waiting", "central_queue", "prefilling", "transferring", "decoding", "hbm_blocks")
 
 
 def _levels(outcome: ClusterOutcome) -> Plain:
@@ -206,6 +206,7 @@ def _requests(outcome: ClusterOutcome) -> Plain:
         "measured_finished": every.measured_finished,
         "finished_share": _share(every.measured_finished, every.measured_arrived),
         "preemptions": every.preemptions,
+        "longest_central_queue": every.longest_central_queue,
         "handoffs": every.handoffs,
         "handoffs_declined": every.handoffs_declined,
         "decoded_elsewhere": sum(map(ne, every.instance, every.decoder)),

@@ -149,6 +149,18 @@ class Fleet(ABC):
 class PrefillSide(Fleet):
     """The instances that can compute a prompt."""
 
+    def has_place(self, instance: int, flight: Flight) -> bool:
+        """Whether there is a place in the batch for a flight, and memory for all that it reserves,
+        or for its whole prompt, beside those that wait there."""
+        if not self.has(instance) or not self.fits(instance, flight):
+            return False
+        there = self._roster.used.get(instance)
+        if there is None:
+            return True
+        taking = (flight, *there.waiting.every())
+        blocks = sum(map(there.reserved, taking)) + there.decoding
+        return len(there.members) + len(taking) <= there.max_seqs and blocks <= there.pool.available
+
     def wait_ns(self, instance: int, flight: Flight) -> int:
         """Estimate the wait of a new prompt for those before it; if all places are taken, or the
         memory, also for answers to end, one for each that waits."""

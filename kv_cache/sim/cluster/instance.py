@@ -277,11 +277,11 @@ class Instance:
         the first chunk."""
         rules = self.rules
         if rules.reserve_prompt or not rules.chunked:
-            return self._reserved(flight)
+            return self.reserved(flight)
         tokens = shared * rules.block_tokens + rules.batched_tokens
         return -(-min(flight.target, tokens) // rules.block_tokens)
 
-    def _reserved(self, flight: Flight) -> int:
+    def reserved(self, flight: Flight) -> int:
         """Return the blocks that a reservation takes, with those that are here: of the answer too,
         if it is reserved."""
         answers = self.rules.reserve_all and self.role != "prefill"
@@ -299,7 +299,7 @@ class Instance:
         for part in parts:
             pool.pin(part.segment)
         shared = sum(part.end - part.start for part in parts)
-        private = self._reserved(flight) - shared
+        private = self.reserved(flight) - shared
         if not (self._has_room(private) and self._storage.take(pool, private)):
             unpin(parts)
             return False

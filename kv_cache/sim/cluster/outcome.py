@@ -76,6 +76,7 @@ class Requests:
     instance: "array[int]" = field(default_factory=_ns)
     decoder: "array[int]" = field(default_factory=_ns)
     preemptions: int = 0
+    longest_central_queue: int = 0
     handoffs: int = 0  # state sent from one instance to another, which decodes
     handoffs_declined: int = 0  # offered to a mixed instance that had no room
     good: int = 0  # measured and finished, within every limit of the SLO
@@ -171,8 +172,8 @@ class ClusterSeries:
         default_factory=lambda: {
             name: array("q")
             for name in (
-                "at_ns", "waiting", "prefilling", "decoding", "transferring", "hbm_blocks",
-                "output_tokens", "prefill_tokens", "finished", "rejected", "aborted",
+                "at_ns", "waiting", "central_queue", "prefilling", "decoding", "transferring",
+                "hbm_blocks", "output_tokens", "prefill_tokens", "finished", "rejected", "aborted",
             )
         }
     )  # fmt: skip

@@ -17,6 +17,7 @@ class Rules:
     reserve_all: bool
     reserve_prompt: bool
     preemption: str
+    central: bool  # whether requests wait in one queue for all instances
     max_queue: int
     overlap_load: bool
     separated: bool  # whether some instances only prefill, or only decode
@@ -33,6 +34,7 @@ def rules_of(scenario: Scenario) -> Rules:
         reserve_all=section.reservation == "reserve-full",
         reserve_prompt=section.reservation != "on-demand",
         preemption=section.preemption,
+        central=section.queue == "central",
         max_queue=section.max_queue,
         overlap_load=scenario.tiers.overlap_load,
         separated=is_separated(scenario),

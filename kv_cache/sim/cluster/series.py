@@ -55,6 +55,7 @@ class Sampler:
         phases = cluster.counts.phases
         columns["at_ns"].append(cluster.loop.now_ns)
         columns["waiting"].append(phases[QUEUED])
+        columns["central_queue"].append(len(cluster.central))
         columns["prefilling"].append(phases[PREFILL])
         columns["decoding"].append(phases[DECODE])
         columns["transferring"].append(phases[TRANSFER])

@@ -186,6 +186,7 @@ class _Collector:
     def outcome(self, sampler: Sampler, checks: Counter[str]) -> ClusterOutcome:
         cluster, counts = self._cluster, self._cluster.counts
         counts.fold_gaps()
+        counts.requests.longest_central_queue = cluster.central.longest
         self._pack()
         for position, name in enumerate(REQUEST_COLUMNS):
             getattr(self._requests, name).extend(self._rows[position :: len(REQUEST_COLUMNS)])

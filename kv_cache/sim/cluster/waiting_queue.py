@@ -1,6 +1,7 @@
 """The queue of an instance: the first to arrive first, or the shortest job first."""
 
 from collections import deque
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from kv_cache.sim.cluster.flight import Flight
@@ -37,6 +38,12 @@ class WaitingQueue:
         if self._shortest_first:
             return self._by_size[0][2] if self._by_size else None
         return self._arrived[0] if self._arrived else None
+
+    def every(self) -> Iterator[Flight]:
+        """Yield all who wait, in no order."""
+        if self._shortest_first:
+            return (entry[2] for entry in self._by_size)
+        return iter(self._arrived)
 
     def pop(self) -> None:
         """Take the head out."""
