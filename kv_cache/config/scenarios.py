@@ -39,9 +39,10 @@ _TABLES = ("instances", "network.wires")
 
 _SCALE = re.compile(
     r"seeds|workload\.(requests|warmup_requests|rate_per_s|concurrency|system_prompts|documents)"
-    r"|topology\.\w+|instances\.[^.]+\.count|watch\.\w+"
+    r"|topology\.\w+|instances\.[^.]+\.(count|hbm_gib)|tiers\.\w+\.capacity_gib|watch\.\w+"
 )
-"""What a preset may set, beside shorter lists of what varies anyway."""
+"""What a preset may set, beside shorter lists of what varies anyway. Room among it: fewer requests
+fill less of it, and caches that are never full say nothing of policies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class Scenarios:
 
     def _name(self, point: Sequence[int]) -> str:
         words = [self.labels[point[0]]] if self.labels else []
-        short = _short(self.paths)
+        short = short_names(self.paths)
         for axis, place in list(zip(self.axes, point, strict=True))[len(words) :]:
             words += [
                 f"{short[path]}={word(value)}"
@@ -361,7 +362,7 @@ def _scale(
     if not isinstance(path, str) or not _SCALE.fullmatch(path):
         raise ConfigError(
             f"{source}: {where} has {show(path)}; a preset sets the scale alone (requests, rates, "
-            "counts, topology, watch, seeds, and lists of what varies): another question is "
+            "counts, room, topology, watch, seeds, and lists of what varies): another question is "
             "another scenario"
         )
     if path == "seeds":
@@ -488,7 +489,7 @@ def _once(scenarios: Scenarios) -> None:
         )
 
 
-def _short(paths: Sequence[str]) -> dict[str, str]:
+def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Options as they are called in names: without their section, where that tells them apart."""
     short = {path: path.partition(".")[2] or path for path in paths}
     return short if len(set(short.values())) == len(short) else {path: path for path in paths}

@@ -5,21 +5,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 
-from msgspec import to_builtins
-
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.result.metrics import Json
-from kv_cache.result.paths import as_number
 from kv_cache.result.run import converted
 from kv_cache.result.simulation.facts import (
     SimFacts,
+    SimRun,
     SimVariant,
     grid_of,
-    levels_on,
+    means_on,
     names_below,
+    peaks_on,
     rates_on,
 )
 from kv_cache.result.simulation.judge import SKEWED
@@ -55,7 +54,6 @@ from kv_cache.view.parts import (
     KeyNumbers,
     Line,
     Part,
-    PlotPoint,
     Scale,
     ShownColumn,
     Table,
@@ -64,12 +62,23 @@ from kv_cache.view.parts import (
     hidden_section,
     present,
 )
+from kv_cache.view.simulation_variants import (
+    Options,
+    behind,
+    by_option,
+    curves,
+    label,
+    lead_chart,
+    pivots,
+    short_text,
+)
 
 GIGABYTES = units.DisplayUnit("GB", 1e9)
 """Of links, whose rates are said in decimal units."""
 _AMOUNT = units.DisplayUnit("", 1e9)  # of a column whose table says that it is in GB
-_LONGEST_NAME = 34
 _MOST_LINES = 8
+_MOST_BARS = 12
+"""Rows of a bar chart, where curves tell the same."""
 _MOST_POINTS, _MOST_RATES = 400, 80
 """Of a line of levels, and of rates: tokens count when a run of steps ends, so that few instants
 make a smooth line."""
@@ -83,6 +92,7 @@ def sim_view(section: Json) -> View:
     """The document of `sim`. Raises MisshapenError."""
     facts = converted(section, SimFacts, "")
     variants = facts.ended()
+    options = Options(facts)
     none = "No run ended, so there are no numbers."
     return View(
         title=f"Simulation {facts.name}",
@@ -91,24 +101,44 @@ def sim_view(section: Json) -> View:
         "Everything is simulated: nothing was measured.",
         about=origin_texts(section),
         reasons=facts.warnings,
-        sections=[
-            hidden_section("Headline", _headline(facts, variants)),
-            hidden_section("Variants beside each other", _beside(facts, variants), none),
-            ViewSection(title="What was asked", parts=[FactList(rows=list(_asked_facts(facts)))]),
-            ViewSection(title="Numbers", parts=_numbers(variants) if variants else [], absent=none),
-            ViewSection(title="Caches", parts=_caches(variants) if variants else [], absent=none),
-            ViewSection(
-                title="What was moved",
-                parts=_moved(variants),
-                absent="Nothing was moved between places.",
-            ),
-            hidden_section("By each measure", _by_measure(facts)),
-            hidden_section("Over time", _over_time(variants), "The document holds no time series."),
-            hidden_section("Instances", _instances(variants) if variants else [], none),
-            hidden_section("Events and checks", _events(variants) if variants else [], none),
-            hidden_section("What this simulation does not model", _not_modelled(facts)),
-            hidden_section("Scenario", [*_varied(facts), *option_parts(facts.config, Scenario)]),
-        ],
+        sections=by_option(
+            options,
+            variants,
+            [
+                hidden_section("Headline", _headline(facts, variants)),
+                hidden_section("Variants beside each other", _beside(facts, variants), none),
+                ViewSection(
+                    title="What was asked", parts=[FactList(rows=list(_asked_facts(facts)))]
+                ),
+                ViewSection(
+                    title="Numbers",
+                    parts=[
+                        *behind(facts, variants),
+                        *pivots(facts, variants, options),
+                        *(_numbers(variants) if variants else []),
+                    ],
+                    absent=none,
+                ),
+                ViewSection(
+                    title="Caches", parts=_caches(variants) if variants else [], absent=none
+                ),
+                ViewSection(
+                    title="What was moved",
+                    parts=_moved(variants),
+                    absent="Nothing was moved between places.",
+                ),
+                hidden_section("By each measure", _by_measure(facts)),
+                hidden_section(
+                    "Over time", _over_time(variants), "The document holds no time series."
+                ),
+                hidden_section("Instances", _instances(variants) if variants else [], none),
+                hidden_section("Events and checks", _events(variants) if variants else [], none),
+                hidden_section("What this simulation does not model", _not_modelled(facts)),
+                hidden_section(
+                    "Scenario", [*_varied(facts), *option_parts(facts.config, Scenario)]
+                ),
+            ],
+        ),
     )
 
 
@@ -162,18 +192,15 @@ def _not_modelled(facts: SimFacts) -> list[Part]:
 
 def _varied(facts: SimFacts) -> list[Part]:
     rows: list[list[Cell]] = [
-        [_label(variant), *(as_text(variant.values.get(path)) for path in facts.varied)]
+        [name, *(as_text(values.get(path)) for path in facts.varied)]
         for variant in facts.variants
+        for name, values in (
+            (variant.name, variant.values),
+            *((f"as variant {variant.variant}", each.values) for each in variant.same),
+        )
     ]
     columns = [ShownColumn("variant"), *map(ShownColumn, facts.varied)]
     return [Table(title="What varies", columns=columns, rows=rows)] if facts.varied else []
-
-
-def _label(variant: SimVariant) -> str:
-    """Its number and its name, as far as there is room."""
-    name = variant.name
-    short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
-    return f"{variant.variant}  {short}".rstrip()
 
 
 # --- numbers of variants ---------------------------------------------------------------------
@@ -181,12 +208,6 @@ def _label(variant: SimVariant) -> str:
 
 def _column(measure: Measure) -> ShownColumn:
     return ShownColumn(measure.label, units.DisplayUnit(measure.unit, 1 / measure.scale))
-
-
-def _text(variant: SimVariant, measure: Measure) -> str:
-    """The mean with half of its interval."""
-    row = variant.numbers.get(measure.path)
-    return MISSING if row is None else measure.with_reach(to_builtins(row))
 
 
 def _mean_of(path: str) -> Callable[[SimVariant], Cell]:
@@ -207,7 +228,7 @@ def _headline(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
     """Of the best variant, or of the only one; where there are several and none is best, how far
     they reach."""
     best = [v for v in variants if v.variant == facts.verdict.best] or list(variants)
-    note = f"of {_label(best[0])}" if len(best) == 1 else "of all variants"
+    note = f"of {label(best[0])}" if len(best) == 1 else "of all variants"
     cards = []
     for measure in (
         GOODPUT, TTFT[1], *_shown_with_transfer(variants), ITL[1], E2E[1], FINISHED_RATE,
@@ -256,7 +277,13 @@ def _beside(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Part]:
         ),
     ]
     some = [chart for chart in charts if any(any(row.parts) for row in chart.rows)]
-    return [*some, *_over_option(facts, variants)]
+    options = Options(facts)
+    figures_over = list(curves(variants, options))
+    return [
+        *lead_chart(facts, variants, options),
+        *figures_over,
+        *(chart for chart in some if len(variants) <= _MOST_BARS or not figures_over),
+    ]
 
 
 def _bars(
@@ -282,49 +309,13 @@ def _rows(
     """Parts behind one another; `spans` are the intervals of a part that is alone."""
     return [
         BarRow(
-            name=_label(variant),
+            name=label(variant),
             parts=[_counted(variant, path) for path in paths],
             marks=[variant.mean(mark.path) for mark in marks],
             interval=_interval(variant, paths[0]) if spans else None,
         )
         for variant in variants
     ]
-
-
-def _over_option(facts: SimFacts, variants: Sequence[SimVariant]) -> Iterator[Figure]:
-    """Lines over the option that varies, where there is one alone and it has numbers."""
-    if len(facts.varied) != 1 or len(variants) < 3:
-        return
-    places = [as_number(variant.values.get(facts.varied[0])) for variant in variants]
-    known = [place for place in places if place is not None]
-    if len(set(known)) != len(variants):
-        return
-    ranked = sorted(zip(known, variants, strict=True), key=lambda pair: pair[0])
-    for title, unit, measures, log in (
-        ("Time to first token", units.MS, TTFT, True),
-        ("Block hits and their ceiling", units.PERCENT, (HIT_RATIO, CEILING), False),
-        ("Requests a second", units.DisplayUnit("requests/s"), (FINISHED_RATE, GOODPUT), False),
-    ):
-        lines = [
-            Line(name=measure.label, points=list(_points(ranked, measure))) for measure in measures
-        ]
-        figure = Figure(
-            title=title,
-            x=ShownColumn(facts.varied[0], units.COUNT),
-            y=ShownColumn("mean of seeds", unit),
-            lines=lines,
-            log_y=log,
-            detail=True,
-        )
-        if any(figure.points()):
-            yield figure
-
-
-def _points(ranked: Sequence[tuple[float, SimVariant]], measure: Measure) -> Iterator[PlotPoint]:
-    for place, variant in ranked:
-        mean = variant.mean(measure.path)
-        if mean is not None:
-            yield PlotPoint(x=place, y=mean, interval=_interval(variant, measure.path))
 
 
 # --- tables ----------------------------------------------------------------------------------
@@ -343,7 +334,7 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
     latencies = Table(
         title="Latency",
         columns=[ShownColumn("latency, ms"), *(ShownColumn(name, units.COUNT) for name in short)],
-        rows=[[_label(v), *(_text(v, measure) for measure in shown)] for v in variants],
+        rows=[[label(v), *(short_text(v, measure) for measure in shown)] for v in variants],
         caption="A mean over seeds with half of its 95 % interval." if spans else "",
     )
     every = dict.fromkeys(path for variant in variants for path in variant.numbers)
@@ -351,13 +342,13 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
         every,
         {
             ShownColumn("mean over seeds, in the unit that its name says"): lambda path: path,
-            **{ShownColumn(_label(variant), units.COUNT): variant.mean for variant in variants},
+            **{ShownColumn(label(variant), units.COUNT): variant.mean for variant in variants},
         },
         title="Every number of every variant",
         detail=True,
     )
     lost = FactList(rows=list(_lost(variants)))
-    service = (_service(variants), gpu_memory(variants, _label))
+    service = (_service(variants), gpu_memory(variants, label))
     return present(latencies, *_first_token(variants), *service, lost, all_numbers)
 
 
@@ -383,7 +374,7 @@ def _first_token(variants: Sequence[SimVariant]) -> list[Table]:
         Table.of(
             variants,
             {
-                ShownColumn(title): _label,
+                ShownColumn(title): label,
                 **_measured({name: Measure(path=path, label=name) for name, path in times.items()}),
             },
             title=title,
@@ -403,7 +394,7 @@ def _service(variants: Sequence[SimVariant]) -> Table:
     return Table.of(
         variants,
         {
-            ShownColumn("requests"): _label,
+            ShownColumn("requests"): label,
             **_counts("requests", counts),
             **_measured(rates),
         },
@@ -417,7 +408,7 @@ Cells = dict[ShownColumn, Callable[[SimVariant], Cell]]
 
 def _measured(measures: Mapping[str, Measure]) -> Cells:
     return {
-        ShownColumn(name, units.COUNT): partial(_text, measure=measure)
+        ShownColumn(name, units.COUNT): partial(short_text, measure=measure)
         for name, measure in measures.items()
     }
 
@@ -455,7 +446,7 @@ def _caches(variants: Sequence[SimVariant]) -> list[Part]:
     hits = Table.of(
         variants,
         {
-            ShownColumn("block hits, %"): _label,
+            ShownColumn("block hits, %"): label,
             **_measured({**tiers, "all": HIT_RATIO, "ceiling": CEILING}),
             **_counts("blocks", ("looked_up", "recomputed")),
         },
@@ -464,7 +455,7 @@ def _caches(variants: Sequence[SimVariant]) -> list[Part]:
     lookups = Table.of(
         variants,
         {
-            ShownColumn("variant"): _label,
+            ShownColumn("variant"): label,
             **{
                 ShownColumn(name.replace("_", " "), units.COUNT): _mean_of(f"blocks.{name}")
                 for name in _LOOKUPS
@@ -478,7 +469,7 @@ def _caches(variants: Sequence[SimVariant]) -> list[Part]:
         columns=[ShownColumn("variant"), ShownColumn("tier"),
                  *(ShownColumn(name.replace("_", " "), units.COUNT) for name in _OF_A_TIER)],
         rows=[
-            [_label(v), tier, *(v.mean(f"tiers.{tier}.{name}") for name in _OF_A_TIER)]
+            [label(v), tier, *(v.mean(f"tiers.{tier}.{name}") for name in _OF_A_TIER)]
             for v in variants
             for tier in names_below([v], "tiers")
         ],
@@ -493,11 +484,11 @@ def _moved(variants: Sequence[SimVariant]) -> list[Part]:
     causes = names_below(variants, "bytes_by_cause")
     rows: list[list[Cell]] = [
         [
-            _label(variant),
+            label(variant),
             kind,
             *(variant.mean(f"{link}.bytes_by_cause.{cause}") for cause in causes),
             variant.mean(f"{link}.bytes"),
-            *(_text(variant, use) for use in _uses_of(link)),
+            *(short_text(variant, use) for use in _uses_of(link)),
             *(variant.mean(f"{link}.{name}") for name in ("transfers", "links")),
         ]
         for variant in variants
@@ -513,7 +504,7 @@ def _moved(variants: Sequence[SimVariant]) -> list[Part]:
     ]  # fmt: skip
     caption = "GB are 10⁹ bytes. A byte that crosses three links is told at each of them."
     moved = Table(title="Bytes by cause", columns=columns, rows=rows, caption=caption)
-    return present(moved, link_waits(variants, _label, _text))
+    return present(moved, link_waits(variants, label, short_text))
 
 
 def _uses_of(link: str) -> list[Measure]:
@@ -528,6 +519,8 @@ def _uses_of(link: str) -> list[Measure]:
 
 _WHERE = ("waiting", "prefilling", "transferring", "decoding")
 _VIRTUAL = ShownColumn("virtual time", units.S)
+OnGrid = Callable[[SimRun, str, Sequence[float]], list[float | None]]
+"""How a column of a run is seen on a grid of instants."""
 
 
 def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
@@ -541,26 +534,25 @@ def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
     note = "The first run of each variant; --series has more."
     note += f" {left} more variants are not drawn." if left else ""
 
-    def each(
-        title: str, unit: str, name: str, *, rates: bool = False, detail: bool = False
-    ) -> Figure:
-        at, on_grid = (coarse, rates_on) if rates else (grid, levels_on)
-        tracks = {f"variant {v.variant}": on_grid(v.runs[0], name, at) for v in some}
+    def each(title: str, unit: str, name: str, how: OnGrid, *, detail: bool = False) -> Figure:
+        at = coarse if how is rates_on else grid
+        tracks = {f"variant {v.variant}": how(v.runs[0], name, at) for v in some}
         return _timed(title, unit, at, tracks, note, detail=detail)
 
     if len(some) == 1:
-        where = {name: levels_on(runs[0], name, grid) for name in _WHERE}
-        levels = [_timed("Requests: where they are", "requests", grid, where, note)]
+        where = {name: peaks_on(runs[0], name, grid) for name in _WHERE}
+        levels = [_timed("Requests: where they are, at most", "requests", grid, where, note)]
     else:
         levels = [
-            each("Requests that wait", "requests", "waiting"),
-            each("Sequences that decode", "sequences", "decoding", detail=True),
+            each("Requests that wait, at most", "requests", "waiting", peaks_on),
+            each("Requests that wait, mean", "requests", "waiting", means_on, detail=True),
+            each("Sequences that decode, mean", "sequences", "decoding", means_on, detail=True),
         ]
     return present(
         *levels,
-        each("Output tokens", "tokens/s", "output_tokens", rates=True),
-        each("Prefilled tokens", "tokens/s", "prefill_tokens", rates=True, detail=True),
-        each("HBM in use", "blocks", "hbm_blocks", detail=True),
+        each("Output tokens", "tokens/s", "output_tokens", rates_on),
+        each("Prefilled tokens", "tokens/s", "prefill_tokens", rates_on, detail=True),
+        each("HBM in use, at most", "blocks", "hbm_blocks", peaks_on, detail=True),
     )
 
 
@@ -573,12 +565,11 @@ def _timed(
     *,
     detail: bool = False,
 ) -> Figure:
-    """Without lines that are never above 0."""
-    lines = [
-        Line.through(name, zip(grid, ys, strict=True)) for name, ys in tracks.items() if any(ys)
-    ]
+    """All lines or none, so that each has the same colour in every figure."""
+    lines = [Line.through(name, zip(grid, ys, strict=True)) for name, ys in tracks.items()]
     return Figure(
-        title=title, x=_VIRTUAL, y=ShownColumn(title.lower(), units.DisplayUnit(unit)), lines=lines,
+        title=title, x=_VIRTUAL, y=ShownColumn(title.lower(), units.DisplayUnit(unit)),
+        lines=lines if any(any(ys) for ys in tracks.values()) else [],
         scale=Scale.TIME, caption=caption, axis=grid, detail=detail,
     )  # fmt: skip
 
@@ -589,7 +580,7 @@ def _timed(
 def _instances(variants: Sequence[SimVariant]) -> list[Part]:
     names = ("count", "active", "requests", "skew", "utilisation", "busiest_utilisation")
     rows: list[list[Cell]] = [
-        [_label(v), role, *(v.mean(f"instances.roles.{role}.{name}") for name in names)]
+        [label(v), role, *(v.mean(f"instances.roles.{role}.{name}") for name in names)]
         for v in variants
         for role in names_below([v], "instances.roles")
     ]
@@ -637,7 +628,7 @@ def _each_instance(variant: SimVariant) -> Iterator[Table]:
     ]
     which = f"the {len(ranked)} busiest of {len(busy)}" if len(ranked) < len(busy) else "all"
     yield Table(
-        title=f"Instances of {_label(variant)}: {which}",
+        title=f"Instances of {label(variant)}: {which}",
         columns=[
             ShownColumn("instance"), ShownColumn("group"), ShownColumn("role"),
             *(ShownColumn(name.replace("_", " "), units.COUNT) for name in _OF_AN_INSTANCE),
@@ -653,7 +644,7 @@ def _events(variants: Sequence[SimVariant]) -> list[Part]:
     laws = Table.of(
         variants,
         {
-            ShownColumn("variant"): _label,
+            ShownColumn("variant"): label,
             ShownColumn("events", units.COUNT): _mean_of("events"),
             **{
                 ShownColumn(f"checked: {law}", units.COUNT): _mean_of(f"checks.{law}")
@@ -672,7 +663,7 @@ def _events(variants: Sequence[SimVariant]) -> list[Part]:
         columns=[ShownColumn("variant"), ShownColumn("seed"),
                  *(ShownColumn(kind, units.COUNT) for kind in kinds)],
         rows=[
-            [_label(v), f"{seed}", *(counts.get(kind) for kind in kinds)]
+            [label(v), f"{seed}", *(counts.get(kind) for kind in kinds)]
             for v, seed, counts in logged
         ],
         detail=True,

@@ -32,7 +32,8 @@ from kv_cache.result.simulation.facts import (
     SimRun,
     SimSeries,
     grid_of,
-    levels_on,
+    means_on,
+    peaks_on,
     rates_on,
 )
 from kv_cache.result.simulation.judge import verdict, warnings
@@ -50,7 +51,9 @@ from kv_cache.sim.cluster.outcome import (
 )
 from kv_cache.sim.cluster.stretches import stretch_values
 from kv_cache.view.page import page
+from kv_cache.view.parts import Figure, Scale, Table, View
 from kv_cache.view.picture.plot import draw
+from kv_cache.view.simulation import sim_view
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
 from tests.cli import ROOT
@@ -395,10 +398,11 @@ def summary(made: dict[str, Any]) -> str:
 def test_the_summary_has_a_row_for_each_variant_in_each_table() -> None:
     lines = summary(document()).splitlines()
     # Of latencies, TTFT by parts, what was sent, requests, hits, and each of two kinds of links.
-    assert sum(line.startswith("1  slower=1.0") for line in lines) == 7
-    assert sum(line.startswith("2  slower=2.0") for line in lines) == 7
+    # And how far each is behind the best.
+    assert sum(line.split()[:2] == ["1", "1"] for line in lines) == 8
+    assert sum(line.split()[:2] == ["2", "2"] for line in lines) == 8
     hits = next(n for n, line in enumerate(lines) if line.startswith("block hits, %"))
-    assert lines[hits].split()[3:7] == ["hbm", "nvme", "all", "ceiling"]
+    assert lines[hits].split()[3:8] == ["jitter_cv", "hbm", "nvme", "all", "ceiling"]
     assert lines[hits + 1].split()[2:6] == ["50", "10", "60", "70"]
     assert lines[0].startswith("Simulation by hand: VIRTUAL TIME. Verdict: best by goodput")
     assert "  ! the window is short" in lines
@@ -554,7 +558,7 @@ def test_the_page_tells_all_and_is_the_same_every_time() -> None:
         assert f">{title}</h3>" in text
     assert "best by goodput is variant 1" in text
     assert "device:nvme:read" in text
-    assert text.count('class="chart"') == 8  # three over the option, five over time
+    assert text.count('class="chart"') == 9  # three over the option, six over time
 
 
 def test_a_page_of_one_run_and_one_of_none_are_pages_too() -> None:
@@ -608,11 +612,65 @@ def test_levels_are_held_and_rates_keep_their_sum_on_any_grid() -> None:
     run = a_run([0, 1, 2, 4], waiting=[0, 5, 3, 0], output_tokens=[0, 10, 20, 30])
     grid = [0.0, 0.5, 1.0, 3.0, 4.0, 8.0]
     assert grid_of([run], 5) == [0.0, 4 / 3, 8 / 3, 4.0]
-    assert levels_on(run, "waiting", grid)[:5] == [0, 0, 5, 3, 0]
+    assert peaks_on(run, "waiting", grid)[:5] == [0, 0, 5, 3, 0]
+    assert peaks_on(run, "waiting", [0.0, 3.0, 4.0]) == [5, 3, 0], "between two instants too"
+    assert means_on(run, "waiting", [0.0, 3.0, 4.0]) == [pytest.approx(8 / 3), 3, 0]
     rates = rates_on(run, "output_tokens", grid)
     spans = [b - a for a, b in pairwise(grid[:-1])]
     assert sum((r or 0) * s for r, s in zip(rates[1:5], spans, strict=True)) == 60
-    assert [rates[0], rates[5], levels_on(run, "waiting", grid)[5]] == [None] * 3
+    assert [rates[0], rates[5], peaks_on(run, "waiting", grid)[5]] == [None] * 3
+
+
+def crossed(*names: tuple[int, str]) -> View:
+    """The view of variants of these values of a capacity and of a policy."""
+    own = document(tuple(1.0 + place / 10 for place in range(len(names))))["kv_cache"]
+    own["varied"] = ["tiers.nvme.capacity_gib", "tiers.nvme.eviction"]
+    for variant, values in zip(own["variants"], names, strict=True):
+        variant["values"] = dict(zip(own["varied"], values, strict=True))
+        variant["name"] = "nvme.capacity_gib={}, nvme.eviction={}".format(*values)
+    own["variants"][0]["same"] = [
+        {"name": "x", "values": {"tiers.nvme.capacity_gib": 0, "tiers.nvme.eviction": "arc"}}
+    ]
+    return sim_view(read_back({"kv_cache": own})["kv_cache"])
+
+
+GRID = [(0, "lru"), (50, "lru"), (50, "arc"), (90, "lru"), (90, "arc")]
+
+
+def test_each_option_that_varies_has_a_column_and_no_name_is_cut() -> None:
+    tables = [part for each in crossed(*GRID).sections for part in each.parts
+              if isinstance(part, Table)]  # fmt: skip
+    latency = next(table for table in tables if table.title == "Latency")
+    assert latency.headings[:3] == ["latency, ms", "nvme.capacity_gib", "nvme.eviction"]
+    assert [row[:3] for row in latency.rows] == [
+        [f"{number}", f"{room}", policy] for number, (room, policy) in enumerate(GRID, 1)
+    ]
+
+
+def test_two_options_make_a_pivot_in_which_what_was_run_once_stands_twice() -> None:
+    parts = [part for each in crossed(*GRID).sections for part in each.parts]
+    tables = {part.title: part for part in parts if isinstance(part, Table)}
+    pivot = tables["goodput by nvme.capacity_gib and nvme.eviction"]
+    assert pivot.headings[1:] == ["nvme.eviction=lru", "nvme.eviction=arc"]
+    assert [row[0] for row in pivot.rows] == ["0", "50", "90"]
+    assert pivot.rows[0][1] == pivot.rows[0][2]
+    curve = next(part for part in parts if isinstance(part, Figure) and "hits" in part.title)
+    assert [line.name for line in curve.lines] == ["lru", "arc"]
+    assert [[point.x for point in line.points] for line in curve.lines] == [[0, 50, 90]] * 2
+
+
+def test_a_variant_has_its_line_in_every_figure_over_time() -> None:
+    made = document((1.0, 2.0))["kv_cache"]
+    columns = made["variants"][0]["runs"][0]["series"]["columns"]
+    columns["waiting"] = [0] * len(columns["waiting"])
+    view = sim_view(read_back({"kv_cache": made})["kv_cache"])
+    figures = [
+        part for each in view.sections for part in each.parts
+        if isinstance(part, Figure) and part.scale is Scale.TIME
+    ]  # fmt: skip
+    assert {tuple(line.name for line in figure.lines) for figure in figures} == {
+        ("variant 1", "variant 2")
+    }
 
 
 @pytest.fixture

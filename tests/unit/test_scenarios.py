@@ -215,7 +215,7 @@ VARIED = {**LEAST, "vary": {"workload.rate_per_s": [1, 2]}}
         ({**LEAST, "variants": {"a": 1}}, "variants.a is 1; it must be {option: value}"),
         ({**LEAST, "presets": {"tiny": {}}}, "a preset is one of smoke, dev, full"),
         (
-            {**LEAST, "presets": {"smoke": {"tiers.dram.capacity_gib": 1}}},
+            {**LEAST, "presets": {"smoke": {"tiers.dram.eviction": "lfu"}}},
             "a preset sets the scale alone",
         ),
         ({**LEAST, "presets": {"dev": {"seeds": 0}}}, "presets.dev: seeds is 0; it must be"),

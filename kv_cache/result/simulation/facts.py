@@ -1,8 +1,10 @@
 """The document of `sim` as typed values, and the columns of a run on evenly spaced instants."""
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from math import inf
+from statistics import fmean
 from typing import Any
 
 from msgspec import Struct, field
@@ -84,6 +86,7 @@ class MeasureVerdict(Struct, frozen=True, kw_only=True):
 class SimVerdict(Struct, frozen=True, kw_only=True):
     """Which variant is best, or why none can be called best."""
 
+    by: str
     best: int | None
     message: str
     no_order: str | None
@@ -142,14 +145,29 @@ def grid_of(runs: Sequence[SimRun], most: int) -> list[float]:
     return [end * place / (points - 1) for place in range(points)] if end > 0 else []
 
 
-def levels_on(run: SimRun, name: str, grid: Sequence[float]) -> list[float | None]:
-    """Return the last value of a column before each instant; None behind the end of the run."""
+def peaks_on(run: SimRun, name: str, grid: Sequence[float]) -> list[float | None]:
+    """Return the largest value of a column from each instant before the next one."""
+    return _levels_on(run, name, grid, max)
+
+
+def means_on(run: SimRun, name: str, grid: Sequence[float]) -> list[float | None]:
+    """Return the mean of a column from each instant before the next one."""
+    return _levels_on(run, name, grid, fmean)
+
+
+def _levels_on(
+    run: SimRun, name: str, grid: Sequence[float], of: Callable[[Sequence[float]], float]
+) -> list[float | None]:
+    """The last value goes on until the next; None behind the end of the run."""
     at, values = run.seconds(), run.column(name)
     at = at[: len(values)]
     levels: list[float | None] = []
-    for instant in grid:
-        place = bisect_right(at, instant) - 1
-        levels.append(None if place < 0 or instant > at[-1] else values[place])
+    for instant, after in pairwise([*grid, inf]):
+        first, behind = bisect_right(at, instant) - 1, bisect_left(at, after)
+        if first < 0 or instant > at[-1]:
+            levels.append(None)
+        else:
+            levels.append(of(values[first : max(behind, first + 1)]))
     return levels
 
 

@@ -266,10 +266,15 @@ def _finding(
 
 
 def _list(numbers: Sequence[int]) -> str:
-    """Return `variant 3`, or `variants 1, 2 and 3`."""
+    """Return `variant 3`, `variants 1, 2 and 3`, or of more than six how many they are."""
     if len(numbers) == 1:
         return f"variant {numbers[0]}"
+    if len(numbers) > _MOST_LISTED:
+        return f"{len(numbers)} others"
     return f"variants {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+_MOST_LISTED = 6
 
 
 def name_of(variants: Sequence[Json], number: int) -> str:

@@ -2,6 +2,7 @@
 dots around a reference."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from kv_cache.core.format import figures
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "++", "ooo")  # parts are not told by colour alone
 _MARKS = ("o", "x", "|", "d")
-_ROW, _KEY, _INTERVAL_ROW = 0.24, 0.15, 0.32  # inches
-_LONGEST_NAME = 27
+_ROW, _LINE, _KEY, _INTERVAL_ROW = 0.24, 0.13, 0.15, 0.32  # inches
+_LONGEST_LINE = 27  # letters of a name, which goes on in another line
 _MOST_ROWS = 30
 
 
@@ -38,17 +39,23 @@ def bar_panel(chart: BarChart) -> Panel:
     return Panel(
         title=plain(f"{chart.title}{more}"),
         x=plain(chart.x.heading),
-        height=max(_ROW * (len(rows) + 0.6), _KEY * keys if keys > 1 else 0.0),
+        height=max(
+            max(_ROW, _LINE * max((len(_lines(row)) for row in rows), default=1) + 0.06)
+            * (len(rows) + 0.6),
+            _KEY * keys if keys > 1 else 0.0,
+        ),
         draw=lambda axes: _draw(axes, chart, rows),
     )
+
+
+def _lines(row: BarRow) -> list[str]:
+    return wrap(plain(row.name), _LONGEST_LINE)
 
 
 def _draw(axes: "Axes", chart: BarChart, rows: Sequence[BarRow]) -> None:
     places = range(len(rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
-             for name in (plain(row.name) for row in rows)]  # fmt: skip
-    axes.set_yticks(places, names)
+    axes.set_yticks(places, ["\n".join(_lines(row)) for row in rows], linespacing=1.0)
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x", color="#e6e6e6", linewidth=0.6)
     begins = [0.0] * len(rows)
