@@ -79,7 +79,7 @@ _AMOUNT = units.DisplayUnit("", 1e9)  # of a column whose table says that it is 
 _MOST_LINES = 8
 _MOST_BARS = 12
 """Rows of a bar chart, where curves tell the same."""
-_MOST_POINTS, _MOST_RATES = 400, 80
+_MOST_POINTS, _MOST_RATES = 300, 80
 """Of a line of levels, and of rates: tokens count when a run of steps ends, so that few instants
 make a smooth line."""
 _MOST_INSTANCES = 100

@@ -36,7 +36,7 @@ class NothingToDrawError(Exception):
 
 def plain(text: str) -> str:
     """Text out of a file that anybody may have written: only what every font has, and not long."""
-    shown = "".join(c if " " <= c <= "~" else "?" for c in text)
+    shown = "".join(c if " " <= c <= "~" or c == "±" else "?" for c in text)
     return shown if len(shown) <= _LONGEST_TEXT else f"{shown[: _LONGEST_TEXT - 3]}..."
 
 

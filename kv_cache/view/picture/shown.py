@@ -56,6 +56,7 @@ _LEFT, _LEFT_OF_NAMES = 0.72, 2.0  # inches
 _MOST_POINTS = 300
 """A line of more is a block of ink on a page."""
 _LETTER, _MARGIN, _RIGHT, _MOST_RIGHT = 0.058, 0.25, 0.92, 2.6  # inches
+_KEY = 3  # letters' room of the key before a part's name
 _TINT = "#ececec"
 _LETTER_SHARE = 0.02  # of a panel, for a letter of a label
 
@@ -79,7 +80,7 @@ def view_picture(view: View) -> Picture:
         title=plain(view.heading),
         lines=[plain(line) for line in (*lines, *notes) if line],
         panels=[panel for part in shown for panel in _panels_of(part)],
-        right=_right(figures),
+        right=_right(pictures),
         left=_LEFT if len(figures) == len(pictures) else _LEFT_OF_NAMES,
     )
 
@@ -112,10 +113,13 @@ def _panels_of(part: Drawn) -> list[Panel]:
             return [interval_panel(part)]
 
 
-def _right(figures: Sequence[Figure]) -> float:
+def _right(parts: Sequence[Drawn]) -> float:
     """Inches for the longest name beside an axis, half of the picture at most."""
+    figures = [part for part in parts if isinstance(part, Figure)]
     names = [len(line.name) for figure in figures for line in figure.lines]
     names += [len(level.name) for figure in figures for level in figure.levels]
+    charts = [part for part in parts if isinstance(part, BarChart)]
+    names += [len(name) + _KEY for chart in charts for name in (*chart.parts, *chart.marks)]
     return min(_MOST_RIGHT, max(_RIGHT, _MARGIN + _LETTER * max(names, default=0)))
 
 
