@@ -112,8 +112,8 @@ class Accesses:
                 begin=begin,
                 numbers=numbers,
                 blocks=numbers.tolist(),
-                begins=(self.begins[row:after] - begin).tolist(),
-                ends=(ends[row:after] - begin).tolist(),
+                begins=self.begins[row:after] - begin,
+                ends=ends[row:after] - begin,
                 sizes=self.sizes[numbers],
                 batches=np.repeat(batches, ends[row:after] - self.begins[row:after]),
             )
@@ -123,15 +123,20 @@ class Accesses:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AccessPart:
     """Some whole requests. Places count from `begin`, the first access; `blocks` are the `numbers`,
-    as Python has them; `sizes` and `batches` are of each access."""
+    as Python has them; `sizes` and `batches` are of each access, `begins` and `ends` of each
+    request."""
 
     begin: int
     numbers: Ints
     blocks: list[int]
-    begins: list[int]
-    ends: list[int]
+    begins: Ints
+    ends: Ints
     sizes: Ints
     batches: Ints
+
+    def requests(self) -> Iterator[tuple[int, int]]:
+        """Where each request begins and ends."""
+        return zip(self.begins.tolist(), self.ends.tolist(), strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

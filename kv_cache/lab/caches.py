@@ -9,11 +9,13 @@ These two are what every other policy is held against, so they are short and fas
 exactly what the policies of the same names in `policy/eviction` find.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
 from kv_cache.lab.accesses import AccessPart
+from kv_cache.lab.shared_state import SharedState
+
+_GONE = -1
 
 
 class Cache(Protocol):
@@ -44,60 +46,67 @@ class NoCache:
 
     def prefix(self, part: AccessPart) -> Sequence[int]:
         self.refused += len(part.blocks)
-        return part.begins
+        return list(part.begins.tolist())
 
 
 class Queue:
-    """FIFO with `room` (1 or more) blocks; LRU where a hit goes `to_back`."""
+    """FIFO with `room` (1 or more) blocks; LRU where a hit goes `to_back`.
 
-    def __init__(self, room: int, *, to_back: bool) -> None:
-        self._order: OrderedDict[int, None] = OrderedDict()
+    Each block that is here knows the access that put it where it is in the queue. So the queue is
+    the accesses themselves: its front is the first of them that a block still stands by, and goes
+    on over the others once and for all.
+    """
+
+    def __init__(self, room: int, shared: SharedState, *, to_back: bool) -> None:
+        self._sequence = shared.sequence
+        self._place = [_GONE] * shared.accesses.unique
+        self._front = 0
         self._free = room
         self._to_back = to_back
         self.evicted = self.refused = 0
 
     def blocks(self, part: AccessPart) -> list[int]:
-        order, free = self._order, self._free
-        drop, touch = order.popitem, order.move_to_end if self._to_back else None
+        place, to_back, begin = self._place, self._to_back, part.begin
         missed: list[int] = []
-        note = missed.append
-        for at, block in enumerate(part.blocks):
-            if block in order:
-                if touch is not None:
-                    touch(block)
+        for at, block in enumerate(part.blocks, begin):
+            if place[block] >= 0:
+                if to_back:
+                    place[block] = at
                 continue
-            note(at)
-            if free:
-                free -= 1
+            missed.append(at - begin)
+            if self._free:
+                self._free -= 1
             else:
-                drop(False)
-            order[block] = None
-        self.evicted += len(missed) - (self._free - free)
-        self._free = free
+                self._evict()
+            place[block] = at
         return missed
 
     def prefix(self, part: AccessPart) -> list[int]:
-        order, blocks = self._order, part.blocks
-        touch = order.move_to_end if self._to_back else None
+        place, blocks, begin = self._place, part.blocks, part.begin
         gaps: list[int] = []
-        for begin, end in zip(part.begins, part.ends, strict=True):
-            at = begin
-            while at < end and blocks[at] in order:
-                if touch is not None:
-                    touch(blocks[at])
+        for at, end in part.requests():
+            while at < end and place[blocks[at]] >= 0:
+                if self._to_back:
+                    place[blocks[at]] = begin + at
                 at += 1
             gaps.append(at)
-            if at < end:
-                self._store(blocks[at:end])
+            for behind in range(at, end):
+                block = blocks[behind]
+                if place[block] < 0:
+                    if self._free:
+                        self._free -= 1
+                    else:
+                        self._evict()
+                    place[block] = begin + behind
         return gaps
 
-    def _store(self, blocks: list[int]) -> None:
-        order = self._order
-        for block in blocks:
-            if block not in order:
-                if self._free:
-                    self._free -= 1
-                else:
-                    order.popitem(False)
-                    self.evicted += 1
-                order[block] = None
+    def _evict(self) -> None:
+        """Let the front of the queue go."""
+        place, sequence, front = self._place, self._sequence, self._front
+        block = sequence[front]
+        while place[block] != front:
+            front += 1
+            block = sequence[front]
+        place[block] = _GONE
+        self._front = front + 1
+        self.evicted += 1

@@ -87,7 +87,7 @@ def replay_hierarchy(
     """Show all accesses to empty tiers with this policy."""
     hierarchy = _Hierarchy(shared, tiers, variant, prefetch)
     for part in shared.accesses.parts():
-        for begin, end in zip(part.begins, part.ends, strict=True):
+        for begin, end in part.requests():
             hierarchy.request(part.blocks[begin:end])
     return hierarchy.counts
 

@@ -25,7 +25,7 @@ def cache_of(variant: PolicyVariant, room_bytes: int, shared: SharedState) -> Ca
     if not room:
         return NoCache()
     if variant.plain in _FAST and accesses.size is not None:
-        return Queue(room, to_back=_FAST[variant.plain])
+        return Queue(room, shared, to_back=_FAST[variant.plain])
     policy, admission = variant.eviction(room_bytes, shared.seed), variant.gate()
     if admission is None:
         return Seam(policy, room_bytes, shared)
@@ -52,7 +52,7 @@ class Seam:
 
     def prefix(self, part: AccessPart) -> list[int]:
         gaps = []
-        for begin, end in zip(part.begins, part.ends, strict=True):
+        for begin, end in part.requests():
             gap = self._lead(part.blocks, begin, end)
             gaps.append(gap)
             if gap < end:

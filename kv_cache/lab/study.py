@@ -158,12 +158,12 @@ class _Accessed:
     def blocks_and_same(self, cache: Cache | Min) -> tuple[ReplayCounts, bool]:
         """Also whether no request had a hit behind a miss: then a new cache that is asked by the
         rule of prefixes does the same, hit by hit."""
-        count, same = _Count(), True
+        count, same, alone = _Count(), True, self.accesses.alone
         for part in self.accesses.parts():
             missed = np.asarray(cache.blocks(part), np.int64)
             hit = _but(len(part.blocks), missed)
             self._see(count, part, hit)
-            same = same and _none_behind(part, missed, hit)
+            same = same and (alone or _none_behind(part, missed, hit))
         return count.counts(cache.evicted, cache.refused), same
 
     def prefix(self, cache: Cache) -> ReplayCounts:
@@ -207,16 +207,15 @@ def _but(count: int, missed: Ints) -> Flags:
 
 def _none_behind(part: AccessPart, missed: Ints, hit: Flags) -> bool:
     """Return whether no hit is behind a miss of its request."""
-    ends = np.array(part.ends, np.int64)
     places = np.append(missed, len(part.blocks))
-    gaps = np.minimum(ends, places[np.searchsorted(missed, np.array(part.begins, np.int64))])
+    gaps = np.minimum(part.ends, places[np.searchsorted(missed, part.begins)])
     return int(hit.sum()) == int((gaps - part.begins).sum())
 
 
 def _until(part: AccessPart, gaps: Sequence[int]) -> Flags:
     """Mark the accesses of each request that come before its gap."""
     count = len(part.blocks)
-    ups = np.bincount(np.asarray(part.begins, np.int64), minlength=count + 1)
+    ups = np.bincount(part.begins, minlength=count + 1)
     downs = np.bincount(np.asarray(gaps, np.int64), minlength=count + 1)
     inside: Flags = np.cumsum(ups - downs)[:count] > 0
     return inside
