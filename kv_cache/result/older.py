@@ -22,7 +22,7 @@ _SINCE = {
     **dict.fromkeys(
         (
             *("kv-cache-trials", "kv-cache-capacity", "kv-cache-ranks", "kv-cache-sweep"),
-            *("kv-cache-sim", "kv-cache-mlperf"),
+            *("kv-cache-sim", "kv-cache-mlperf", "kv-cache-lab"),
         ),
         2,
     ),
@@ -51,6 +51,8 @@ def _renamed(value: Any) -> Any:
         return [_renamed(each) for each in value]
     if not isinstance(value, Mapping):
         return value
+    if "beaten_by" in value:  # an order of policies, of which no differences were kept
+        return {"best": None, "leads": None, "why": "an earlier version kept no differences"}
     return {
         _NAMES.get(name, name): each if name in _AS_WRITTEN else _renamed(each)
         for name, each in value.items()

@@ -51,7 +51,16 @@ def test_a_document_of_an_earlier_schema_is_shown_as_one_of_todays(schema: str) 
     assert text(modern(old)[SECTION]) == text(document[SECTION])
 
 
-@pytest.mark.parametrize("schema", ["kv-cache-result/9", "kv-cache-trials/2", "kv-cache-lab/1", 7])
+@pytest.mark.parametrize("schema", ["kv-cache-result/9", "kv-cache-trials/2", "kv-cache-lab/2", 7])
 def test_a_document_with_todays_names_is_left_as_it_is(schema: object) -> None:
     document = {SECTION: {"schema": schema, "wanted": 3}}
     assert modern(document) is document
+
+
+def test_an_order_of_policies_without_differences_is_read_as_none() -> None:
+    order = {"beaten_by": {"lru": [], "fifo": ["lru"]}, "why": "by seeds"}
+    document = {"kv_cache": {"schema": "kv-cache-lab/1", "order": order}}
+    read = modern(document)["kv_cache"]
+    assert read["schema"] == "kv-cache-lab/2"
+    assert (read["order"]["best"], read["order"]["leads"]) == (None, None)
+    assert "earlier version" in read["order"]["why"]
