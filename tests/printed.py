@@ -33,6 +33,7 @@ from tests.traces import ROOT, made_talks, real_trace
 
 PAGES = (
     "README.md", "docs/reports/README.md", "docs/tutorial/first-run.md",
+    "docs/reference/simulator-features.md",
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "how-to").glob("*.md")),
 )  # fmt: skip
 MEASURING = ("run", "capacity", "precondition", "probe", "calibrate", "predict", "twin", "sim",
