@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from kv_cache.app.sim_plan import PlannedVariant, is_drawn, plan_of
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import Bar, Progress
-from kv_cache.config.hardware import HardwareProfile
+from kv_cache.config.hardware import OVERLAY, HardwareProfile
 from kv_cache.config.machine import read_described
 from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import Scenario
@@ -20,6 +20,7 @@ from kv_cache.config.scenario_rules import check, instances_of, kv_bytes_per_tok
 from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
+from kv_cache.config.step_table import StepTable, read_step_table
 from kv_cache.config.yaml_files import find_config
 from kv_cache.core.errors import UsageError
 from kv_cache.files.cluster_events import EventLog
@@ -122,6 +123,7 @@ class ScenarioInputs:
     def __init__(self, study: Scenarios) -> None:
         self._works: dict[object, TraceWork | None] = {}
         self._files: dict[str, Profile | HardwareProfile] = {}
+        self._tables: dict[str, StepTable] = {}
         self._models: dict[int, ProfileModel] = {}  # by the identity of what was read
         drawn = []
         for variant in study.variants():
@@ -188,6 +190,7 @@ class ScenarioInputs:
         rows: list[HardwareUsed] = []
         for planned in self.plan:
             used = hardware_used(planned.first.scenario, self._read)
+            used += self._tables_used(planned.first.scenario)
             rows += [row for row in used if row not in rows]
         return rows
 
@@ -198,7 +201,27 @@ class ScenarioInputs:
             if id(curve) not in self._models:
                 self._models[id(curve)] = ProfileModel(curve)
         devices = {tier: self._models[id(curve)] for tier, curve in parts.curves.items()}
-        return parts.scenario, HardwareModels(devices=devices, gpus=parts.gpus)
+        steps = {
+            name: self._step_table(group.step_table)
+            for name, group in scenario.instances.items()
+            if group.compute == "table" and group.step_table is not None
+        }
+        return parts.scenario, HardwareModels(devices=devices, gpus=parts.gpus, steps=steps)
+
+    def _tables_used(self, scenario: Scenario) -> list[HardwareUsed]:
+        steps = self.machine(scenario)[1].steps
+        return [
+            HardwareUsed(
+                part=f"instances.{name}.step_table", file=table.file, sha256=table.sha256,
+                state=OVERLAY if table.source else "unsourced", source=table.source, date=None,
+            )
+            for name, table in steps.items()
+        ]  # fmt: skip
+
+    def _step_table(self, path: str) -> StepTable:
+        if path not in self._tables:
+            self._tables[path] = read_step_table(path)
+        return self._tables[path]
 
     def _read(self, path: str) -> Profile | HardwareProfile:
         if path not in self._files:

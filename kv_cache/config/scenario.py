@@ -19,7 +19,7 @@ from kv_cache.workload.formats.base import TimeUnit
 
 ROLES = ("mixed", "prefill", "decode")
 SCOPES = ("device", "node", "rack", "cluster")
-COMPUTE = ("roofline", "rate", "none")
+COMPUTE = ("roofline", "rate", "table", "none")
 ROUTERS = (
     "round-robin", "least-connections", "least-loaded", "power-of-two", "session-affinity",
     "prefix-aware",
@@ -260,8 +260,8 @@ class InstanceSection:
     )  # fmt: skip
     compute: str = opt(
         "roofline",
-        "roofline: FLOPs and bytes against the peaks; rate: measured tokens per second; none: no "
-        "time",
+        "roofline: FLOPs and bytes against the peaks; rate: measured tokens per second; table: "
+        "measured times of steps; none: no time",
         choices=COMPUTE,
     )
     tflops: float = opt(
@@ -288,6 +288,14 @@ class InstanceSection:
     decode_tokens_per_s: float = opt(
         2000.0, "Measured decode rate of all sequences together", unit="tokens/s", above=0,
         high=1e12, read_when=".compute=rate",
+    )  # fmt: skip
+    decode_sharing_cap: int = opt(
+        0, "Sequences that share the decode rate; of more, each is as fast as of so many; 0 = all",
+        low=0, high=1_000_000, read_when=".compute=rate",
+    )  # fmt: skip
+    step_table: str | None = opt(
+        None, "CSV of compute table: phase (prefill or decode), tokens, context, ms",
+        metavar="PATH", read_when=".compute=table",
     )  # fmt: skip
     max_num_seqs: int | None = opt(
         None, "Sequences at a time, if not as scheduler.max_num_seqs", low=1, high=1_000_000

@@ -113,6 +113,7 @@ def refuse(idle: Mapping[str, str], where: str) -> None:
 def _problems(scenario: Scenario) -> Iterator[str]:
     yield from _model(scenario)
     yield from _roles(scenario)
+    yield from _tables(scenario)
     if scenario.topology.profile is None:  # else when it is read, of what it says
         yield from _places(scenario)
         yield from _wires(scenario)
@@ -160,6 +161,15 @@ def _roles(scenario: Scenario) -> Iterator[str]:
             yield (
                 f"instances: no {none_has} instance, all groups have role {all_have}; give one "
                 f"role {none_has} or mixed"
+            )
+
+
+def _tables(scenario: Scenario) -> Iterator[str]:
+    for name, group in scenario.instances.items():
+        if group.compute == "table" and group.step_table is None:
+            yield (
+                f"instances.{name}.compute is table, but instances.{name}.step_table is empty; "
+                "give the path of one"
             )
 
 

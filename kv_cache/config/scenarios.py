@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.config.axes import Axis, axes_of, count_of, nested, table_of, word
-from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario import InstanceSection, Scenario
 from kv_cache.config.scenario_fitted import fitted_options
 from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
 from kv_cache.config.scenario_trace import unread_by_trace
@@ -412,7 +412,11 @@ def _changed(columns: Any, changed: dict[str, Any], key: str, source: str) -> An
 
 _OPTIONS = tuple(describe(Scenario))
 _DEFAULTS: Mapping[str, Any] = {option.path: option.default for option in _OPTIONS}
-_FILES = frozenset(each.path.rpartition(".")[2] for each in _OPTIONS if each.rule.is_path)
+_FILES = frozenset(
+    each.path.rpartition(".")[2]
+    for each in (*_OPTIONS, *describe(InstanceSection))
+    if each.rule.is_path
+)
 """The names of options whose values are files."""
 
 

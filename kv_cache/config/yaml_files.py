@@ -74,7 +74,7 @@ def read_model(path: Path, kv_bytes_per_token: int = 0) -> ModelShape:
     token costs `kv_bytes_per_token`, if that is above 0."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(_text(file))
+        config = json.loads(file_text(file))
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"model {show(str(file))} is not JSON ({error}); give a Hugging Face config.json"
@@ -96,7 +96,7 @@ def of_schema(values: object, schema: str, where: str, instead: str) -> Mapping[
 
 def read_yaml(path: Path) -> object:
     """The plain values of one YAML document; None for an empty file. Raises ConfigError."""
-    return yaml_value(_text(path), str(path))
+    return yaml_value(file_text(path), str(path))
 
 
 def yaml_value(text: str, path: str) -> object:
@@ -156,7 +156,8 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
     return problem
 
 
-def _text(path: Path) -> str:
+def file_text(path: Path) -> str:
+    """Return the text of a file. Raises ConfigError."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

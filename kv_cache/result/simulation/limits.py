@@ -6,9 +6,10 @@ NOT_MODELLED = (
         "of the scenario, or from the profile of a device that it names."
     ),
     (
-        "An instance computes by its roofline or by its rates: no kernel is faster or slower "
-        "for a shape, there are no draft tokens, and how its GPUs share a layer is in its peaks, "
-        "and with a profile in the ring that adds up their outputs."
+        "An instance computes by its roofline, its rates or a table of its steps: but for the "
+        "table no kernel is faster or slower for a shape, there are no draft tokens, and how its "
+        "GPUs share a layer is in its peaks, and with a profile in the ring that adds up their "
+        "outputs."
     ),
     (
         "Tokenising, HTTP, the router's own time and the engine's CPU time are 0, but for "

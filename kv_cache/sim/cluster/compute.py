@@ -13,7 +13,7 @@ section 3) add up their outputs twice a layer, and nothing is computed meanwhile
 (Patarasuk and Yuan, JPDC 69(2), 2009).
 
 Rate: measured rates of a whole instance, which its sequences share: prompt tokens over the prefill
-rate plus decoded tokens over the decode rate. None: no time at all.
+rate plus decoded tokens over the decode rate. Table: `table_compute.py`. None: no time at all.
 
 It must never depend on more than batch and context, and is exact for a run of many decode steps.
 """
@@ -25,8 +25,10 @@ from typing import Protocol
 from kv_cache.config.scenario import InstanceSection, ModelSection
 from kv_cache.config.scenario_hardware import GpuGroup
 from kv_cache.config.scenario_rules import kv_bytes_per_token, model_shape, parameters
+from kv_cache.config.step_table import StepTable
 from kv_cache.core.model import ModelShape
 from kv_cache.core.units import NS_PER_S, NS_PER_US
+from kv_cache.sim.cluster.table_compute import TableCompute
 
 NEVER = 1 << 62
 
@@ -47,6 +49,9 @@ class ComputeModel(Protocol):
     def prefill_ns(self, tokens: int, before: int) -> int:
         """Estimate the time of a prompt of `tokens` behind `before` others, alone."""
 
+    def least_ns(self, prompts: int, tokens: int) -> float:
+        """Return the time that so many tokens of prompts and of answers take at the least."""
+
     @property
     def token_ns(self) -> float:
         """Time that one token of an answer adds to a full instance: for estimates of load."""
@@ -55,20 +60,25 @@ class ComputeModel(Protocol):
 @dataclass(frozen=True, slots=True)
 class Rates:
     """ns per token of prompts and of answers, and of each step; where all are 0, nothing takes
-    time."""
+    time. At most `sharing` of `max_num_seqs` sequences share the decode rate: beside more each is
+    as fast as beside so many."""
 
     prompt_ns: float
     token_ns: float
     step_overhead_ns: float
+    sharing: int = NEVER
+    max_num_seqs: int = 1
 
     def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
-        return ceil(self.step_overhead_ns + chunks * self.prompt_ns + sequences * self.token_ns)
+        shared = min(sequences, self.sharing)
+        return ceil(self.step_overhead_ns + chunks * self.prompt_ns + shared * self.token_ns)
 
     def run_ns(self, sequences: int, context: int, steps: int) -> int:
-        return ceil(steps * (self.step_overhead_ns + sequences * self.token_ns))
+        shared = min(sequences, self.sharing)
+        return ceil(steps * (self.step_overhead_ns + shared * self.token_ns))
 
     def steps_in(self, sequences: int, context: int, ns: int) -> int:
-        step_ns = self.step_overhead_ns + sequences * self.token_ns
+        step_ns = self.step_overhead_ns + min(sequences, self.sharing) * self.token_ns
         if ns <= 0 or not step_ns:
             return 0 if ns <= 0 else NEVER
         steps = max(0, int((ns - 1) / step_ns))  # not more than it takes, but for rounding
@@ -80,6 +90,10 @@ class Rates:
 
     def prefill_ns(self, tokens: int, before: int) -> int:
         return ceil(self.step_overhead_ns + tokens * self.prompt_ns)
+
+    def least_ns(self, prompts: int, tokens: int) -> float:
+        share = min(1.0, self.sharing / self.max_num_seqs)
+        return prompts * self.prompt_ns + tokens * self.token_ns * share
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +152,9 @@ class Roofline:
     def prefill_ns(self, tokens: int, before: int) -> int:
         return self.step_ns(tokens, pairs_of(before, tokens), before, 0, 0)
 
+    def least_ns(self, prompts: int, tokens: int) -> float:
+        return (prompts + tokens) * self.flop_token
+
 
 def _series(base: float, growth: float, low: int, high: int) -> float:
     """Return the sum of base + growth x i for i from `low` to `high` - 1."""
@@ -156,15 +173,23 @@ def make_compute(
     model: ModelSection,
     max_num_seqs: int,
     gpus: GpuGroup | None = None,
+    table: StepTable | None = None,
 ) -> ComputeModel:
-    """Return the model of one group of instances; `gpus`: theirs, if they were described."""
+    """Return the model of one group of instances; `gpus` and `table`: theirs, if files have
+    them."""
     overhead = section.step_overhead_us * NS_PER_US
     if section.compute == "none":
         return Rates(0.0, 0.0, 0.0)
     if section.compute == "rate":
         return Rates(
-            _each_ns(section.prefill_tokens_per_s), _each_ns(section.decode_tokens_per_s), overhead
+            _each_ns(section.prefill_tokens_per_s),
+            _each_ns(section.decode_tokens_per_s),
+            overhead,
+            section.decode_sharing_cap or NEVER,
+            max_num_seqs,
         )
+    if table is not None:
+        return TableCompute(table, overhead, max_num_seqs)
     shape = model_shape(model)
     flops_ns = _each_ns(section.tflops * 1e12 * section.flops_share)
     bytes_ns = _each_ns(section.hbm_gbytes_per_s * 1e9 * section.bytes_share)

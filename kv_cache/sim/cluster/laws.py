@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kv_cache.core.errors import BrokenLawError
-from kv_cache.sim.cluster.compute import Rates, Roofline
 from kv_cache.sim.cluster.facts import first_token_parts
 from kv_cache.sim.cluster.flight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
 from kv_cache.sim.cluster.segments import BlockPool, Segment
@@ -270,11 +269,7 @@ def _not_faster(instance: "Instance") -> None:
     compute = instance.compute
     first = instance.requests + instance.preemptions  # at most: these come with the prompt
     prompts, tokens = instance.prefill_tokens, max(0, instance.decode_tokens - first)
-    if isinstance(compute, Rates):
-        least = prompts * compute.prompt_ns + tokens * compute.token_ns
-    else:
-        assert isinstance(compute, Roofline)
-        least = (prompts + tokens) * compute.flop_token
+    least = compute.least_ns(prompts, tokens)
     spent = instance.busy_ns + instance.step_ns
     assert least <= spent * _ROUNDING + 1, (
         f"instance {instance.number} needs {least:.0f} ns for what it did in {spent} ns"

@@ -23,6 +23,7 @@ class Roster:
         self.roles = [groups[topology.group_of(i)].role for i in range(topology.instances)]
         self.rules = rules_of(fabric.scenario)
         self.gpus = fabric.hardware.gpus
+        self._steps = fabric.hardware.steps
         self._capacities = array("q")  # of HBM, by instance
         for group in groups.values():
             blocks = int(group.hbm_gib * GIB) // fabric.block_bytes
@@ -40,7 +41,7 @@ class Roster:
             scenario, most = self._fabric.scenario, self._most_seqs(name)
             group = scenario.instances[name]
             compute = self._computes[name] = make_compute(
-                group, scenario.model, most, self.gpus.get(name)
+                group, scenario.model, most, self.gpus.get(name), self._steps.get(name)
             )
         return compute
 
