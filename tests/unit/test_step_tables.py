@@ -144,7 +144,7 @@ def test_a_scenario_is_served_by_a_table_and_names_it(
     assert main(command) == 0
     text = capsys.readouterr().out
     assert "instances.g.step_table overlay (steps.csv, an engine, measured in 2026)" in text
-    assert main([*command, "--set", "workload.output_tokens=2000"]) == 2
+    assert main([*command, "--set", "workload.output_tokens=[2000, 2000]"]) == 2
     assert "lies outside of the table, which ends at 9 tokens" in capsys.readouterr().err
     assert main([*command, "--set", "instances.g.step_table=none.csv"]) == 2
     assert "none.csv cannot be read" in capsys.readouterr().err
