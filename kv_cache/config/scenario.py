@@ -374,9 +374,9 @@ class TiersSection:
     )  # fmt: skip
     write_policy: str = opt(
         "back",
-        "When blocks go down: back: when they are evicted above; through: at once, to the first "
-        "tier below; through-selective: at once, those of depth below selective_depth_blocks; "
-        "none: never",
+        "When blocks go down: back: when they are evicted above; through: at once, to one tier "
+        "after the other; through-selective: likewise, those of depth below "
+        "selective_depth_blocks; none: never",
         choices=WRITE_POLICIES,
     )
     selective_depth_blocks: int = opt(

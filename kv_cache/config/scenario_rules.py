@@ -397,12 +397,11 @@ def _unwritten_tiers(scenario: Scenario) -> dict[str, str]:
         return {}
     swaps = scenario.scheduler.preemption == "swap"
     swaps = swaps and scenario.scheduler.reservation != "reserve-full"
-    first_is_written = "through" in reader or swaps
     return {
         f"tiers.{name}.capacity_gib": _not_read_by(
             getattr(scenario.tiers, name).capacity_gib, reader
         )
-        for name in lower_tiers(scenario)[first_is_written:]
+        for name in lower_tiers(scenario)[swaps:]
     }
 
 
@@ -426,12 +425,9 @@ def _idle_tier_policies(scenario: Scenario) -> dict[str, str]:
 
 
 def _why_not_written(scenario: Scenario) -> str | None:
-    """Return why nothing comes to a tier below HBM, or below the first one if that is written
-    through; None if something does."""
+    """Return why nothing comes to a tier below HBM but what is swapped out; None if something
+    does."""
     policy = scenario.tiers.write_policy
     if scenario.workload.source == "poisson":
         return "single requests, which share nothing"
-    if policy == "back":
-        return None
-    only = "" if policy == "none" else ", which writes to the first tier below HBM alone"
-    return f"tiers.write_policy {policy}{only}"
+    return f"tiers.write_policy {policy}" if policy == "none" else None

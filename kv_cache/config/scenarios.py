@@ -34,6 +34,7 @@ SYNONYMS = {"prod-eval": "full"}
 """Names of presets in a public simulator."""
 _FOLDER = "scenarios"
 _KEYS = ("presets", "vary", "zip", "variants", "seeds")
+SCHEMA = "kv-cache-scenario/1"
 _TABLES = ("instances", "network.wires")
 """Tables of sections by name: a path leads to one that the file has."""
 
@@ -303,7 +304,13 @@ def _tree(path: Path) -> tuple[str, Mapping[str, Any]]:
         raise ConfigError(
             f"{source}: a scenario is a mapping of sections; `kv-cache.py sim --print` shows one"
         )
-    known = (*_KEYS, *Scenario.__dataclass_fields__)
+    tree = dict(tree)
+    if (schema := tree.pop("schema", SCHEMA)) != SCHEMA:
+        raise ConfigError(
+            f"{source}: its schema is {show(schema)}, and this version reads {SCHEMA}; "
+            "`kv-cache.py sim --print` shows one"
+        )
+    known = (*_KEYS, "schema", *Scenario.__dataclass_fields__)
     for key in tree:
         if key not in known:
             raise ConfigError(

@@ -200,6 +200,25 @@ def test_what_finds_no_room_goes_on_down_as_what_is_refused_does() -> None:
     assert nvme.missing(*wanted) == []
 
 
+def test_what_is_written_through_goes_on_from_tier_to_tier() -> None:
+    """It crosses the instance's link once; a tier without room is passed by."""
+    for blocks, in_dram in ((16, 4), (2, 0)):
+        chain = PrefixChain()
+        values = tiered({"capacity_gib": gib(blocks, BLOCK)}, {})
+        values["tiers"]["write_policy"] = "through"
+        cluster = Cluster(scenario_of(values), OneByOne([]), chain)
+        hbm, dram, nvme = cluster.instance(0).tiers
+        run = BlockExtent(chain.fresh(ROOT, 4), 0, 4)
+        cluster.storage.stored(hbm, [run])
+        assert (dram.stored, nvme.stored) == (in_dram, 4 - in_dram)
+        while cluster.loop.run(100):
+            pass
+        assert (dram.stored, nvme.stored, hbm.dropped) == (in_dram, 4, 0)
+        assert nvme.missing(*run) == []
+        moved = {link.family: sum(link.bytes.values()) for link in cluster.topology.links()}
+        assert moved["pcie"] == moved["device:nvme:write"] == 4 * cluster.block_bytes
+
+
 def test_a_tier_that_is_written_through_takes_everything() -> None:
     """The option is not read then, and may stand beside variants that read it."""
     chain = PrefixChain()

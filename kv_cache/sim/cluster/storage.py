@@ -29,6 +29,7 @@ from kv_cache.sim.cluster.segments import (
 from kv_cache.sim.cluster.topology import ClusterTopology, LinkPath
 
 TIERS = ("hbm", *LOWER_TIERS)
+_THROUGH = "write-through"
 
 
 class ClusterStorage:
@@ -142,14 +143,15 @@ class ClusterStorage:
             pool = self._below.get(pool)
 
     def stored(self, pool: BlockPool, extents: list[BlockExtent]) -> None:
-        """Write new content of HBM through, if that is the policy."""
+        """Write new content of HBM through, if that is the policy: into the first tier below, and
+        from there into the next as soon as it is there."""
         policy = self._section.write_policy
         below = self._below.get(pool)
         if below is None or policy in ("none", "back"):
             return
         if policy == "through-selective":
             extents = self._shallow(extents)
-        self._copy_down(pool, below, extents, "write-through")
+        self._copy_down(pool, below, extents, _THROUGH)
 
     def _shallow(self, extents: Sequence[BlockExtent]) -> list[BlockExtent]:
         most, depth = self._section.selective_depth_blocks, self._chain.depth
@@ -174,9 +176,9 @@ class ClusterStorage:
                 came = below.take_in(taken)
                 if came is None:
                     below.not_stored += blocks_of(taken)
-                    if below.admission is not None:
+                    if below.admission is not None or cause == _THROUGH:
                         onward += taken
-                    elif cause != "write-through":
+                    else:
                         pool.dropped += blocks_of(taken)
                     continue
                 new, evicted = came
@@ -186,14 +188,23 @@ class ClusterStorage:
         if segments:
             nbytes = sum(p.end - p.start for p in segments) * self._block_bytes
             self._network.send(
-                self.path_into(below, pool.vertex), nbytes, cause, self._copied, (below, segments)
-            )
+                self.path_into(below, pool.vertex), nbytes, cause,
+                self._written_through if cause == _THROUGH else self._copied, (below, segments),
+            )  # fmt: skip
         if onward:
             lower = self._below.get(below)
-            if lower is None:
+            if lower is None and cause != _THROUGH:
                 pool.dropped += blocks_of(onward)
-            else:
+            elif lower is not None:
                 self._copy_down(pool, lower, onward, cause)
+
+    def _written_through(self, what: tuple[BlockPool, list[Segment]]) -> None:
+        pool, segments = what
+        extents = [BlockExtent(s.node, s.start, s.end) for s in segments]
+        self._copied(what)
+        lower = self._below.get(pool)
+        if lower is not None:
+            self._copy_down(pool, lower, extents, _THROUGH)
 
     def _copied(self, what: tuple[BlockPool, list[Segment]]) -> None:
         pool, segments = what
