@@ -489,7 +489,7 @@ def of_trace(path: Path) -> list[str]:
     return ["pool.yaml", "--set", f"workload.trace={path}"]
 
 
-@pytest.mark.parametrize("name", scenario_names())
+@pytest.mark.parametrize("name", sorted({*scenario_names()} - {"node-policies"}))
 def test_each_shipped_scenario_answers_its_question_by_a_real_trace(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

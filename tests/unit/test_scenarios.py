@@ -24,7 +24,7 @@ from kv_cache.config.scenarios import (
 )
 from kv_cache.config.schema import from_mapping, print_config
 from kv_cache.config.yaml_files import read_yaml
-from kv_cache.core.errors import ConfigError
+from kv_cache.core.errors import ConfigError, TraceError
 
 LEAST: dict[str, Any] = {"name": "least", "instances": {"gpu": {"count": 2}}}
 
@@ -161,7 +161,7 @@ def test_shipped_scenarios_answer_the_questions_of_the_three_simulators() -> Non
         "single-node", "admission", "rack-pool", "eviction", "context-length",
         "unified-vs-separated",
         "pd-ratio", "transfer", "network-variance", "unequal-gpus", "b13", "cluster-10k", "pd-10k",
-        "h100-70b",
+        "h100-70b", "node-policies",
     }  # fmt: skip
 
 
@@ -560,7 +560,7 @@ SAMPLE = "workload.trace=datasets/mooncake_sample.jsonl"
 
 
 @pytest.mark.parametrize("preset", [None, *PRESETS])
-@pytest.mark.parametrize("name", scenario_names())
+@pytest.mark.parametrize("name", sorted({*scenario_names()} - {"node-policies"}))
 def test_a_shipped_scenario_takes_a_trace_by_its_path_alone(name: str, preset: str | None) -> None:
     found = read_scenarios(Path(name), preset, [SAMPLE])
     found.check()
@@ -571,6 +571,18 @@ def test_a_shipped_scenario_takes_a_trace_by_its_path_alone(name: str, preset: s
         asked = variant.scenario.workload.requests
         assert work.row_count(variant.scenario.workload) == min(asked or 400, 400)
         assert asked is None or preset in ("smoke", "dev")
+
+
+def test_a_scenario_that_looks_ahead_in_sessions_takes_traces_that_have_some() -> None:
+    of_sessions = ["workload.trace=datasets/burstgpt3_sample.csv"]
+    for variant in read_scenarios(Path("node-policies"), None, of_sessions).variants():
+        assert open_work(variant.scenario) is not None
+    scenarios = read_scenarios(Path("node-policies"), None, [SAMPLE])
+    (ahead,) = (
+        v.scenario for v in scenarios.variants() if v.name == "session-prefetch" and not v.repeat
+    )
+    with pytest.raises(TraceError, match="so that nobody knows of a next turn"):
+        open_work(ahead)
 
 
 @pytest.mark.parametrize("name", ["pd-ratio", "b13", "context-length"])
