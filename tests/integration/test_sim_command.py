@@ -448,6 +448,11 @@ def test_gpus_by_name_divide_their_memory_and_their_sources_are_named(
     assert "instances.gpu.hbm, instances.gpu.compute, instances.gpu.nvlink overlay (h200)" in text
     only = ["--preset", "smoke", "--set", "instances.gpu.tensor_parallel=[1, 2, 2, 2]"]
     assert "leave no block of 1 x 85.5 GB" in refused(capsys, "h100-70b", *only)
+    (here / "plain.yaml").write_text("instances: {gpu: {count: 1}}\nworkload: {requests: 5}\n")
+    for option in ("instances.gpu", "network", "topology"):
+        text = refused(capsys, "plain.yaml", "--set", f"{option}.profile=h1000")
+        assert "no hardware profile file 'h1000', nor a shipped one of that name" in text
+        assert "Did you mean 'h100'?" in text
 
 
 def test_a_trace_that_is_not_there_is_refused_before_anything_runs(
