@@ -50,7 +50,7 @@ def ceiling(
         outcome = run.execute(ignore)
     if stop.is_set() or outcome.death is not None:
         return None
-    return curve.points() or None
+    return curve.points()
 
 
 class Curve:
@@ -74,8 +74,9 @@ class Curve:
             self.move_less(sizes[number - 1] / nbytes)
         return False
 
-    def points(self) -> list[CeilingPoint]:
-        return [_point(part) for part in self._parts if part]
+    def points(self) -> list[CeilingPoint] | None:
+        """Return a point for each size that had a window; None if none had."""
+        return [_point(part) for part in self._parts if part] or None
 
 
 def _point(windows: Sequence[Window]) -> CeilingPoint:

@@ -195,7 +195,7 @@ def scenario_options() -> Mapping[str, Option]:
 
 
 def _check_setting(text: str, folders: Folders) -> None:
-    """Scrape at `PATH=VALUE` of a scenario as at the option that it sets."""
+    """Look at `PATH=VALUE` of a scenario as at the option that it sets."""
     path, _, value = text.partition("=")
     option = scenario_options().get(path)
     if option is not None:  # what is none, the command refuses

@@ -921,12 +921,6 @@ def test_certifying_that_is_stopped_says_nothing(tmp_path: Path) -> None:
     assert ceiling(made.config, made.build, made.specs, made.seed, outcome, stop) is None
 
 
-def test_certifying_that_is_over_before_its_first_window_says_nothing(tmp_path: Path) -> None:
-    made = job(tmp_path, "--max-requests=3", passport={"certify_s": 0.001})
-    outcome = certified(made, performed(made, untouched))
-    assert told(tmp_path, made, outcome)["passport"]["evidence"]["client"]["ceiling"] is None
-
-
 def test_there_is_no_ratio_to_a_run_that_moved_nothing(tmp_path: Path) -> None:
     made = job(tmp_path, "--cpu-mem-gb=0.5", "--max-requests=3", passport={"certify_s": 1})
     outcome = certified(made, performed(made, untouched))

@@ -29,7 +29,7 @@ def test_no_order_of_events_breaks_a_law_of_the_cache(first: int) -> None:
 
 def test_the_settings_meet_every_end_that_a_prefetch_a_door_or_a_copy_below_can_come_to() -> None:
     met: Counter[str] = Counter()
-    for seed in range(60):
+    for seed in range(80):
         world = Interleaving(draw_setting(seed))
         world.run(300)
         made, through = world.cache.prefetches, world.world.through
