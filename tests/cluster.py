@@ -116,6 +116,8 @@ def with_newer_rules(values: Plain, seed: int) -> Plain:
         router["kind"] = "least-connections"
     if rng.random() < 0.3:
         values["scheduler"]["queue"] = "central"
+    if rng.random() < 0.5:
+        values["scheduler"]["max_retries"] = rng.choice((1, 2, 5))
     if rng.random() < 0.4:
         router["decode"] = rng.choice(("cheapest", "least-connections"))
     return values

@@ -25,8 +25,8 @@ from kv_cache.extensions import is_an_extension
 MODULES: Mapping[str, Sequence[str]] = {
     "kv_cache.sim.cluster": (
         "cluster", "compute", "counts", "event_loop", "fabric", "fleet", "flight", "instance",
-        "prefix_chain", "prefix_match", "roster", "router", "scheduler_rules", "segments",
-        "storage", "waiting_queue",
+        "prefix_chain", "prefix_match", "retries", "roster", "router", "scheduler_rules",
+        "segments", "storage", "waiting_queue",
     ),
     "kv_cache.policy.eviction": (
         "arc", "base", "chain", "clock", "cost_aware", "counts", "fifo", "gdsf", "ghosts",

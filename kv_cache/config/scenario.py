@@ -458,6 +458,11 @@ class SchedulerSection:
         0, "Requests that may wait in a queue; more are rejected; 0 = no limit", low=0,
         high=10**9,
     )  # fmt: skip
+    max_retries: int = opt(
+        0, "Other instances that are asked for a request, the least loaded first, before it is "
+        "rejected for a full queue, or aborted for want of memory (preemption abort)", low=0,
+        high=1000, read_when=".max_queue or .preemption=abort",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

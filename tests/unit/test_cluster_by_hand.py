@@ -274,6 +274,40 @@ def test_a_central_queue_gives_the_first_to_whoever_has_a_place_first() -> None:
     assert limited.requests.rejected == {"queue-full": 1}
 
 
+@pytest.mark.parametrize(("most", "rejected"), [(0, 1), (1, 0)])
+def test_a_request_whose_queue_is_full_is_given_to_another_instance(
+    most: int, rejected: int
+) -> None:
+    """The first instance serves one and has one that waits; the second has nothing to do."""
+    values: Plain = {
+        "instances": {"gpu": {**rates(max_num_seqs=1), "count": 2}},
+        "router": {"kind": "round-robin"},
+        "scheduler": {"max_queue": 1, "max_retries": most},
+    }
+    asked = [request(n, n * 100 * MS, 1600 if n == 0 else 16) for n in range(5)]
+    found = facts(ran(values, asked))["requests"]
+    assert found["rejected"] == rejected
+    assert found["retries"] == found["retries_taken"] == most
+
+
+@pytest.mark.parametrize(("most", "aborted"), [(0, 1), (1, 0)])
+def test_a_request_that_loses_its_memory_begins_again_at_another_instance(
+    most: int, aborted: int
+) -> None:
+    """Two of one session, whose answers of 40 tokens do not both fit into 10 blocks."""
+    values: Plain = {
+        "instances": {"gpu": {**rates(10), "count": 2}},
+        "router": {"kind": "session-affinity"},
+        "scheduler": {"preemption": "abort", "max_retries": most},
+    }
+    asked = [request(n, 0, 64, 40)._replace(session=0) for n in range(2)]
+    found = ran(values, asked)
+    assert found.requests.aborted.total() == aborted
+    assert found.requests.retries_taken == most
+    assert list(found.instances.requests) == ([2, 1] if most else [2, 0])
+    assert list(found.instances.finished) == ([1, 1] if most else [1, 0])
+
+
 def test_least_connections_counts_requests_and_not_their_work() -> None:
     """A long one at the first, two short ones: the third goes to neither by work, but where one
     has ended."""

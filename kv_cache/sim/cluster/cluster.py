@@ -22,6 +22,7 @@ from kv_cache.sim.cluster.instance import Instance, InstanceEvents
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.prefix_match import PrefixPart
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
+from kv_cache.sim.cluster.retries import Retries
 from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Router
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready
@@ -79,6 +80,7 @@ class Cluster(InstanceEvents):
             section.kind, section, self.prefill_side, seed.child("router")
         )
         loads = self.prefill_side.loads if decode == prefill else None
+        self._retries = Retries(self.prefill_side, roster, self._requests)
         self.decode_side = DecodeSide(self._fabric, roster, decode, loads)
         self._anywhere = section.decode == "cheapest"
         self._decode_router = Router(
@@ -157,8 +159,10 @@ class Cluster(InstanceEvents):
         number = -1 if rules.central else self._prefill_router.choose(flight)
         queue = self.central if rules.central else self.instance(number).waiting
         if rules.max_queue and len(queue) >= rules.max_queue:
-            self._reject(flight, "queue-full")
-            return
+            number = -1 if rules.central else self._retries.another(flight, number)
+            if number < 0:
+                self._reject(flight, "queue-full")
+                return
         if rules.central and not queue:
             number = self._place_for(flight)
         if number >= 0:
@@ -229,13 +233,14 @@ class Cluster(InstanceEvents):
         if flight.admitted_ns < 0:
             flight.admitted_ns = now
             instance.requests += 1
-        elif flight.landing is not None:
+        elif flight.landing is not None or flight.moved:
             instance.requests += 1
+            flight.moved = False
         self._say("admit", flight, instance.number)
         if not self._rules.separated:
             return
         if flight.landing is not None and flight.decoder == instance.number:
-            flight.room_ns = now
+            flight.answered_offer(now)
             if flight.prepared:
                 self._leave_home(flight)
             self._landing_ready(flight)
@@ -403,7 +408,7 @@ class Cluster(InstanceEvents):
         self._leave_decoder(flight)
         self._decode_at(flight, flight.home)
         if flight.prepared:
-            flight.room_ns = self.loop.now_ns
+            flight.answered_offer(self.loop.now_ns)
             home = self.instance(flight.home)
             self._say("decode", flight, home.number)
             home.join(flight)
@@ -491,7 +496,8 @@ class Cluster(InstanceEvents):
         assert flight.landing is not None
         source.release()
         self._leave_prefill(flight)
-        flight.landed_ns = self.loop.now_ns
+        if flight.second_ns < 0:
+            flight.landed_ns = self.loop.now_ns
         self._requests.handoffs += 1
         flight.hold, flight.landing = flight.landing, None
         flight.order = flight.landing_order
@@ -602,7 +608,11 @@ class Cluster(InstanceEvents):
         flight.out_ns = self.loop.now_ns if decoded else flight.out_ns
         self._say("preempt", flight, instance.number)
         if self._rules.preemption == "abort":
-            self._abort(flight, "preempted", instance.number)
+            number = self._retries.another(flight, instance.number)
+            if number < 0:
+                self._abort(flight, "preempted", instance.number)
+            else:
+                self._begin_again(flight, number)
             return
         if not decoded and flight.decoder not in (-1, flight.home):
             self._forget_decoder(flight)
@@ -621,13 +631,29 @@ class Cluster(InstanceEvents):
         self.counts.turn(flight, QUEUED)
         instance.enqueue(flight, first=True)
 
+    def _begin_again(self, flight: Flight, number: int) -> None:
+        """Compute a flight again at another instance: behind the step that is being put together
+        where it was."""
+        assert flight.hold is not None
+        flight.hold.release()
+        flight.hold = None
+        self._leave_prefill(flight)
+        if flight.decoder >= 0:
+            self._forget_decoder(flight)
+        flight.prepared, flight.moved = False, True
+        flight.target = flight.request.prompt_tokens + flight.generated
+        flight.computed = 0
+        self.counts.turn(flight, QUEUED)
+        self.loop.at(self.loop.now_ns, ENDS, lambda _: self._give(flight, number))
+
     def _forget_decoder(self, flight: Flight) -> None:
         """Who waits for memory must hold none elsewhere: others may wait for it there."""
         decoder = self.instance(flight.decoder)
         self._leave_decoder(flight)
         flight.decoder = -1
         flight.sent = flight.sending = flight.landing_order = 0
-        flight.send_ns = flight.chunk_ns = -1
+        if flight.landed_ns < 0:
+            flight.send_ns = flight.chunk_ns = -1
         decoder.nudge()
         if self.central:
             self._dispatch(decoder.number)

@@ -15,6 +15,7 @@ MOST_GAPS = 4096  # different times between tokens that are kept before they go 
 class ClusterCounts:
     def __init__(self) -> None:
         self.phases = [0] * 5
+        self.tickets = 0  # of those that have begun to decode: each time another one
         self.output_tokens = 0
         self.prefill_tokens = 0
         self.gaps: defaultdict[int, int] = defaultdict(int)  # ns between two tokens: how often

@@ -206,6 +206,8 @@ def _requests(outcome: ClusterOutcome) -> Plain:
         "measured_finished": every.measured_finished,
         "finished_share": _share(every.measured_finished, every.measured_arrived),
         "preemptions": every.preemptions,
+        "retries": every.retries,
+        "retries_taken": every.retries_taken,
         "longest_central_queue": every.longest_central_queue,
         "handoffs": every.handoffs,
         "handoffs_declined": every.handoffs_declined,

@@ -97,6 +97,8 @@ class Flight:
     ticket: int = 0  # of the batch that it decodes in; 0: in none
     loads: int = 0  # transfers to where it prefills that it waits for
     swapped: int = 0  # blocks in host memory
+    retries: int = 0  # other instances that were asked to serve it
+    moved: bool = False  # to another of them, where it has not been admitted yet
     home: int = -1  # the instance that prefills
     hold: Hold | None = None  # its memory there; once it decodes elsewhere, there
     decoder: int = -1  # the instance that decodes, if it is another one
@@ -112,6 +114,12 @@ class Flight:
 
     def __post_init__(self) -> None:
         self.target = self.request.prompt_tokens
+
+    def answered_offer(self, now_ns: int) -> None:
+        """There is memory for it where it decodes, or it is known that there is none; what comes
+        behind its second token, or behind its state, is of another instance."""
+        if self.second_ns < 0 and self.landed_ns < 0:
+            self.room_ns = now_ns
 
     @property
     def stored_tokens(self) -> int:

@@ -80,7 +80,7 @@ class Instance:
     __slots__ = (
         "_chunks", "_counts", "_epoch", "_events", "_fabric", "_fresh", "_joining", "_kicking",
         "_last_out_ns", "_orders", "_preempted", "_run_began", "_run_steps", "_slacks", "_storage",
-        "_tickets", "busy", "busy_ns", "compute", "context", "decode_tokens", "decoding",
+        "busy", "busy_ns", "compute", "context", "decode_tokens", "decoding",
         "finished", "finishing", "grown", "max_seqs", "measured_decoding", "members", "number",
         "pool", "preemptions", "prefill_tokens", "prefilling", "requests", "role", "rules",
         "step_ns", "steps", "tiers", "waiting",
@@ -120,7 +120,7 @@ class Instance:
         self.busy = False
         self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
         self.requests = self.finished = self.preemptions = 0
-        self._orders = self._tickets = 0
+        self._orders = 0
         self._slacks: dict[int, int] = {}
         self._chunks: list[tuple[Flight, int]] = []
         self._epoch = 0
@@ -455,8 +455,8 @@ class Instance:
         kept = flight.request.prompt_tokens + flight.generated - 1
         flight.joined_step = self.steps
         flight.finish_step = self.steps + left
-        self._tickets += 1
-        flight.ticket = self._tickets
+        self._counts.tickets += 1
+        flight.ticket = self._counts.tickets
         heappush(self.finishing, (flight.finish_step, flight.order, flight.ticket, flight))
         self.decoding += 1
         self.context += kept

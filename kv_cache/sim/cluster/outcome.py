@@ -76,6 +76,8 @@ class Requests:
     instance: "array[int]" = field(default_factory=_ns)
     decoder: "array[int]" = field(default_factory=_ns)
     preemptions: int = 0
+    retries: int = 0  # other instances that were asked
+    retries_taken: int = 0  # of them: they had room
     longest_central_queue: int = 0
     handoffs: int = 0  # state sent from one instance to another, which decodes
     handoffs_declined: int = 0  # offered to a mixed instance that had no room

@@ -19,6 +19,7 @@ class Rules:
     preemption: str
     central: bool  # whether requests wait in one queue for all instances
     max_queue: int
+    max_retries: int
     overlap_load: bool
     separated: bool  # whether some instances only prefill, or only decode
 
@@ -36,6 +37,7 @@ def rules_of(scenario: Scenario) -> Rules:
         preemption=section.preemption,
         central=section.queue == "central",
         max_queue=section.max_queue,
+        max_retries=section.max_retries,
         overlap_load=scenario.tiers.overlap_load,
         separated=is_separated(scenario),
     )

@@ -141,6 +141,7 @@ class _Collector:
             self._base_refused[pool] = Counter(pool.refused)
         requests, blocks = self._requests, cluster.counts.blocks
         requests.preemptions = requests.handoffs = requests.handoffs_declined = 0
+        requests.retries = requests.retries_taken = 0
         blocks.recomputed = 0
         cluster.storage.prefetched.clear()
         cluster.counts.prefetch_useful.clear()
