@@ -300,7 +300,7 @@ async def _results(site: Site, request: Request) -> Response:
     if asked_for.get("fresh"):
         await refreshing
     else:
-        await asyncio.wait({refreshing}, timeout=0.5)
+        await asyncio.wait({refreshing}, timeout=0.2)
     rows, count = await run_in_threadpool(site.index.rows, wanted, limit, offset)
     choices = await run_in_threadpool(site.index.choices)
     progress = site.index.progress

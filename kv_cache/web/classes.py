@@ -129,6 +129,11 @@ class Folders(Struct, frozen=True):
     symbolic links."""
 
     roots: tuple[Path, ...]
+    uploads: Path | None = None
+
+    def is_upload(self, text: str) -> bool:
+        """Whether a path is a file that a browser sent."""
+        return self.uploads is not None and Path(text).is_relative_to(self.uploads)
 
     def inside(self, text: str, name: str) -> str:
         """Return a path without links. Raises PlaceError for one that is outside."""
@@ -153,7 +158,15 @@ def checked_text(command: str, option: Option, text: str, folders: Folders) -> s
             raise ConfigError(f"{name} is not set from the page: {why}; use the command line")
         case WebClass.FOLDER:
             known = (*SHIPPED.get(key_of(command, option), ()), *samples())
-            return text if text in known else folders.inside(text, name)
+            if text in known:
+                return text
+            real = folders.inside(text, name)
+            if folders.is_upload(real) and key_of(command, option) not in TRACES:
+                raise ConfigError(
+                    f"{name} {text!r} was uploaded, and is read as a trace alone; copy what else "
+                    "it is into a folder of the server"
+                )
+            return real
         case WebClass.WORD:
             if "/" in text or ":" in text or text.startswith(("~", ".", "-")):
                 raise ConfigError(
@@ -166,6 +179,14 @@ def checked_text(command: str, option: Option, text: str, folders: Folders) -> s
         _require_ours(name, text, option.rule.choices)
     return text
 
+
+TRACES = frozenset({
+    "workload.trace", "workload.dataset_path", "workload.burst_trace_path",
+    "scenario.workload.trace",
+    "trace stats.path", "trace plot.path", "trace convert.path", "trace fit.path", "lab.path",
+})  # fmt: skip
+"""Options that read a trace, and nothing else from it. A grid or a configuration that was uploaded
+could say what no form may."""
 
 SHIPPED: Mapping[str, Sequence[str]] = {
     "sim.scenario": scenario_names(),

@@ -132,6 +132,7 @@ class Jobs:
         folder = self.folder(job.id)
         try:
             (folder / OUT).mkdir(parents=True)
+            write_atomically(folder / JOB_FILE, msgspec.json.encode(job))
             with (folder / OUTPUT).open("xb") as output, (folder / LOG).open("xb") as log:
                 process = subprocess.Popen(
                     [*self.program(), *job.words],
@@ -139,6 +140,7 @@ class Jobs:
                     start_new_session=True, pass_fds=[each.fileno() for each in held],
                 )  # fmt: skip
         except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
             reason = (error.strerror or str(error)).lower()
             raise PlaceError(
                 f"the run could not be started in {folder}: {reason}; make room there, or start "

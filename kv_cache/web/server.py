@@ -11,7 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kv_cache.bench.endpoint import address_of, why_not_listening
 from kv_cache.core.errors import ConfigError, PlaceError
-from kv_cache.web.api import Site, application
+from kv_cache.web.api import UPLOAD_FOLDER, Site, application
 from kv_cache.web.classes import Folders
 from kv_cache.web.commands import WebCommand
 from kv_cache.web.feed import Feeds
@@ -41,7 +41,7 @@ def serve(
         jobs = Jobs(site_folder)
         site = Site(
             results=site_folder,
-            folders=Folders((site_folder, *roots)),
+            folders=Folders((site_folder, *roots), site_folder / UPLOAD_FOLDER),
             commands=commands,
             jobs=jobs,
             feeds=Feeds(jobs, tick_s),

@@ -406,6 +406,48 @@ def test_watchers_who_go_away_are_forgotten(served: Served) -> None:
     assert events(served, name)[-1]["state"] == "done"
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_on_a_full_disk_each_request_has_an_answer_and_nothing_is_lost(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(results)], check=True)
+    try:
+        shutil.copy(ROOT / "docs/reports/result.json", results / "kept.json")
+        with serving(tmp_path) as server:
+            server.ask("/results?fresh=1")
+            subprocess.run(
+                ["dd", "if=/dev/zero", f"of={results}/filler", "bs=4096"],
+                check=False, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            values = {**SHORT, "run.virtual_time": "true"}
+            status, answer = server.ask("/runs", {"command": "run", "values": values})
+            assert (status, answer["error"]["kind"]) == (422, "place"), answer
+            assert "no space left" in answer["error"]["sentence"]
+            octets = {"Content-Type": "application/octet-stream"}
+            status, answer = server.ask("/traces?name=a.csv", b"a,b\n" * 9000, headers=octets)
+            assert (status, answer["error"]["kind"]) == (507, "place")
+            notes = {"label": "x", "note": "y" * 9000}
+            status, answer = server.ask("/notes/kept.json", notes, "PUT")
+            assert (status, answer["error"]["kind"]) == (422, "place")
+            (results / "filler").unlink()
+            _, listed = server.ask("/results?fresh=1")
+            assert [row["path"] for row in listed["results"]] == ["kept.json"]
+            assert server.ask("/notes/kept.json", notes, "PUT")[0] == 200
+    finally:
+        subprocess.run(["umount", "-l", str(results)], check=True)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "serve", "--port=0", f"--results={tmp_path}/file"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "it cannot be written to" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [

@@ -8,12 +8,15 @@ import pytest
 from kv_cache.cli.serve import every_command
 from kv_cache.config.load import load_config
 from kv_cache.config.root import options
+from kv_cache.config.scenario import InstanceSection
 from kv_cache.config.schema import describe
 from kv_cache.core.errors import ConfigError, PlaceError
+from kv_cache.extensions import Catalogue
 from kv_cache.web.classes import (
     COMMANDS_NEVER,
     NEVER,
     TEXTS,
+    TRACES,
     Folders,
     WebClass,
     check_config,
@@ -44,6 +47,7 @@ def test_the_tables_name_options_that_there_are() -> None:
     keys = {key_of(name, option) for name, table in TABLES.items() for option in table.values()}
     assert not {*TEXTS, *NEVER} - keys
     assert COMMANDS_NEVER.keys() <= COMMANDS.keys()
+    assert keys >= TRACES
 
 
 def text(folders: Folders, path: str, value: str) -> str:
@@ -72,6 +76,21 @@ def test_a_path_must_end_in_a_chosen_folder_also_behind_links(tmp_path: Path) ->
 def test_what_is_never_set_from_a_page_is_refused_by_name(path: str, value: str) -> None:
     with pytest.raises(ConfigError, match=options()[path].flag or path):
         text(Folders((Path("/srv"),)), path, value)
+
+
+def test_an_upload_is_a_trace_and_nothing_else(tmp_path: Path) -> None:
+    """A grid says what its runs may do: one that a browser sent could erase a device."""
+    folders = Folders((tmp_path,), tmp_path / "uploads")
+    upload = str(tmp_path / "uploads/grid.json")
+    assert text(folders, "workload.trace", upload) == upload
+    grid = next(o for o in describe(COMMANDS["sweep"].options) if o.rule.is_path)
+    with pytest.raises(ConfigError, match="read as a trace alone"):
+        checked_text("sweep", grid, upload, folders)
+
+
+def test_instances_that_are_drawn_up_name_no_code() -> None:
+    """They are written into a scenario as they are sent."""
+    assert not [o.path for o in describe(InstanceSection) if isinstance(o.rule.choices, Catalogue)]
 
 
 def test_a_setting_of_a_scenario_is_looked_at_as_the_option_that_it_sets() -> None:
