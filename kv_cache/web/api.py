@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import orjson
-from msgspec import Struct
+from msgspec import Struct, structs
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -116,8 +116,9 @@ def _ready(site: Site, wanted: Wanted, folder: Path) -> Ready:
     """Return the words of a command, checked as far as that needs no process. Raises UsageError."""
     command = _command(site, wanted.command)
     places = command.places(wanted.values, folder)
-    words = command.words(wanted.values, site.folders, places)
-    return Ready(command, words, command.checked(words, site.folders, places))
+    words = command.words(wanted.values, structs.replace(site.folders, own=folder), places)
+    folders = Folders((*site.folders.roots, folder), site.folders.uploads)
+    return Ready(command, words, command.checked(words, folders, places))
 
 
 # --- runs ------------------------------------------------------------------------------------

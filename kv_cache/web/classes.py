@@ -126,10 +126,11 @@ def _is_plain(kind: Any) -> bool:
 
 class Folders(Struct, frozen=True):
     """The directories that may be named; whatever is named must end in one of them, also behind
-    symbolic links."""
+    symbolic links. A name without a directory is a file of the run's `own` folder."""
 
     roots: tuple[Path, ...]
     uploads: Path | None = None
+    own: Path | None = None
 
     def is_upload(self, text: str) -> bool:
         """Whether a path is a file that a browser sent."""
@@ -137,6 +138,8 @@ class Folders(Struct, frozen=True):
 
     def inside(self, text: str, name: str) -> str:
         """Return a path without links. Raises PlaceError for one that is outside."""
+        if self.own is not None and "/" not in text and not text.startswith(("~", ".")):
+            return str(self.own / text)
         real = Path(os.path.realpath(os.path.expanduser(text)))
         if "://" in text or not any(real.is_relative_to(root) for root in self.roots):
             known = ", ".join(map(str, self.roots))

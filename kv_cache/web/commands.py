@@ -171,6 +171,8 @@ class WebCommand:
                 candidates = {"profile": file}
             wanted = [path for path in candidates if path in known]
             places = {path: str(candidates[path]) for path in wanted[:1]}
+            if "series" in self.own:  # what a simulation has to be watched by
+                places["series"] = str(folder / "series.csv")
         return {path: text for path, text in places.items() if path not in values}
 
     @property

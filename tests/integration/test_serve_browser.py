@@ -185,6 +185,21 @@ def test_instances_are_drawn_up_one_by_one(served: Served, window: Browser) -> N
     window.until("document.querySelector('#output')", 60)
     assert served.ask(f"/runs/{name}")[1]["results"][0]["kind"] == "sim"
     assert "gpu-b" in (served.results / "scenarios/mine.yaml").read_text()
+    window.run("document.querySelector('.look').open = true")
+    window.until("document.querySelector('.look canvas')")
+    assert "decoding" in window.run("return document.querySelector('.look select').innerText")
+    keep(window, "simulated")
+
+
+def test_the_event_log_of_a_simulation_is_looked_at(served: Served, window: Browser) -> None:
+    name = served.start("sim", scenario="unequal-gpus", preset="smoke", events="events.jsonl")
+    run = served.ended(name)
+    assert "--series=" in run["line"]
+    assert f"{name}/out/events.jsonl" in run["files"]  # a bare name is a file of the run's own
+    window.visit(f"{served.url}/#/run/{name}")
+    window.until("document.querySelector('.look')")
+    window.run("document.querySelector('.look').open = true")
+    window.until("document.querySelector('.look pre')?.textContent.includes('\"arrival\"')")
 
 
 # --- watch -----------------------------------------------------------------------------------

@@ -61,7 +61,14 @@ def test_a_path_must_end_in_a_chosen_folder_also_behind_links(tmp_path: Path) ->
     os.symlink(outside, inside / "link")
     folders = Folders((inside,))
     assert text(folders, "tiers.cache_dir", f"{inside}/a/../b") == f"{inside}/b"
-    for path in (f"{inside}/../out", f"{inside}/link/x", "/etc", "s3://bucket/in", "relative"):
+    for path in (
+        f"{inside}/../out",
+        f"{inside}/link/x",
+        "/etc",
+        "s3://bucket/in",
+        "relative",
+        "..",
+    ):
         with pytest.raises(PlaceError, match="outside of the folders"):
             text(folders, "tiers.cache_dir", path)
 
@@ -76,6 +83,14 @@ def test_a_path_must_end_in_a_chosen_folder_also_behind_links(tmp_path: Path) ->
 def test_what_is_never_set_from_a_page_is_refused_by_name(path: str, value: str) -> None:
     with pytest.raises(ConfigError, match=options()[path].flag or path):
         text(Folders((Path("/srv"),)), path, value)
+
+
+def test_a_bare_name_is_a_file_of_the_run_s_own(tmp_path: Path) -> None:
+    folders = Folders((tmp_path,), own=tmp_path / "run")
+    assert text(folders, "output.hdr_log", "a.hlog") == str(tmp_path / "run/a.hlog")
+    for path in ("..", ".", "~", "../a.hlog"):
+        with pytest.raises(PlaceError, match="outside of the folders"):
+            text(folders, "output.hdr_log", path)
 
 
 def test_an_upload_is_a_trace_and_nothing_else(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
    here grows: each chart holds its last points only. */
 
 import { alert, ask, badge, Chart, clock, date, figures, h, table } from "./dom.js";
+import { look } from "./look.js";
 
 export async function runs(place) {
   const { runs: all } = await ask("/runs");
@@ -10,6 +11,8 @@ export async function runs(place) {
       h("th", { scope: "row" }, h("a", { href: `#/run/${run.id}` }, date(run.started_unix_s))), h("td", {}, run.command), h("td", {}, badge(run.state)), h("td", { class: "long" }, run.line))))
     : h("p", {}, "Nothing was started here yet."));
 }
+
+const address = (file) => `/files/${file.split("/").map(encodeURIComponent).join("/")}`;
 
 const CARDS = [["phase", "phase"], ["left", "time left"], ["read", "storage read, GiB/s"], ["write", "storage write, GiB/s"],
   ["operations", "storage operations/s"], ["p50", "read p50, ms"], ["p95", "read p95, ms"], ["p99", "read p99, ms"],
@@ -81,7 +84,11 @@ export async function watch(place, id) {
     after.replaceChildren(h("h3", {}, "What it left"),
       ...last.results.map((row) => h("p", {}, h("a", { href: `/page?result=${encodeURIComponent(row.path)}` }, `The ${row.kind}'s page`), " ", badge(row.verdict || row.kind), ` ${row.path}`)),
       h("pre", { id: "output", tabindex: "0", "aria-label": "Output" }, last.output.join("\n")),
-      h("details", {}, h("summary", {}, `${last.files.length} files`), h("ul", {}, last.files.map((file) => h("li", {}, h("a", { href: `/files/${file.split("/").map(encodeURIComponent).join("/")}` }, file))))),
+      ...last.files.filter((file) => /\.(csv|jsonl)$/.test(file)).map((file) => {
+        const inside = h("div", {});
+        return h("details", { class: "look", ontoggle: (event) => { if (event.target.open && !inside.childElementCount) look(address(file), inside); } }, h("summary", {}, `Look at ${file.split("/").pop()}`), inside);
+      }),
+      h("details", {}, h("summary", {}, `${last.files.length} files`), h("ul", {}, last.files.map((file) => h("li", {}, h("a", { href: address(file) }, file))))),
       h("p", {}, h("a", { href: "#/results" }, "All results")));
     log.textContent = last.log.join("\n");
   }
