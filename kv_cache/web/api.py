@@ -116,7 +116,7 @@ def _ready(site: Site, wanted: Wanted, folder: Path) -> Ready:
     """Return the words of a command, checked as far as that needs no process. Raises UsageError."""
     command = _command(site, wanted.command)
     places = command.places(wanted.values, folder)
-    words = command.words(wanted.values, structs.replace(site.folders, own=folder), places)
+    words = command.words(wanted.values, structs.replace(site.folders, run_folder=folder), places)
     folders = Folders((*site.folders.roots, folder), site.folders.uploads)
     return Ready(command, words, command.checked(words, folders, places))
 

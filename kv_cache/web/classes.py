@@ -46,6 +46,8 @@ TEXTS: Mapping[str, WebClass] = {
     "output.note": WebClass.FREE,
     "capacity.slo": WebClass.FREE,
     "lab.pattern": WebClass.WORD,
+    "lab.tiers": WebClass.FREE,
+    "lab.tier_scales": WebClass.WORD,
     "trace pattern.pattern": WebClass.WORD,
     "lab.policies": WebClass.WORD,
     "lab.admission": WebClass.WORD,
@@ -126,11 +128,11 @@ def _is_plain(kind: Any) -> bool:
 
 class Folders(Struct, frozen=True):
     """The directories that may be named; whatever is named must end in one of them, also behind
-    symbolic links. A name without a directory is a file of the run's `own` folder."""
+    symbolic links. A name without a directory is a file of the `run_folder`."""
 
     roots: tuple[Path, ...]
     uploads: Path | None = None
-    own: Path | None = None
+    run_folder: Path | None = None
 
     def is_upload(self, text: str) -> bool:
         """Whether a path is a file that a browser sent."""
@@ -138,8 +140,8 @@ class Folders(Struct, frozen=True):
 
     def inside(self, text: str, name: str) -> str:
         """Return a path without links. Raises PlaceError for one that is outside."""
-        if self.own is not None and "/" not in text and not text.startswith(("~", ".")):
-            return str(self.own / text)
+        if self.run_folder is not None and "/" not in text and not text.startswith(("~", ".")):
+            return str(self.run_folder / text)
         real = Path(os.path.realpath(os.path.expanduser(text)))
         if "://" in text or not any(real.is_relative_to(root) for root in self.roots):
             known = ", ".join(map(str, self.roots))

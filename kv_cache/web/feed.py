@@ -60,13 +60,15 @@ class Feed:
     async def _look_on(self) -> None:
         """Scrape once a tick while anybody watches; the last look says how the run ended."""
         going = True
-        while going and self.watchers:
-            began_s = time.monotonic()
-            going = self._jobs.state(self._job) is JobState.RUNNING
-            self._tell(orjson.dumps(await self._seen()))
-            if going:
-                await asyncio.sleep(max(0.0, self._tick_s - (time.monotonic() - began_s)))
-        self._wake()
+        try:
+            while going and self.watchers:
+                began_s = time.monotonic()
+                going = self._jobs.state(self._job) is JobState.RUNNING
+                self._tell(orjson.dumps(await self._seen()))
+                if going:
+                    await asyncio.sleep(max(0.0, self._tick_s - (time.monotonic() - began_s)))
+        finally:
+            self._wake()
 
     def _tell(self, data: bytes) -> None:
         self._number += 1

@@ -54,7 +54,7 @@ class Guard:
             return
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         path, method = scope["path"], scope["method"]
-        refusal = self._foreign(headers) or self._unknown(path, headers)
+        refusal = self._foreign(path, headers) or self._unknown(path, headers)
         if refusal is None and method not in ("GET", "HEAD"):
             refusal = _no_simple_request(method, path, headers)
         if refusal is None:
@@ -65,17 +65,17 @@ class Guard:
         bound = MOST_UPLOAD_BYTES if path == UPLOADS else MOST_JSON_BYTES
         await self._app(scope, _bounded(receive, bound), _with_headers(send))
 
-    def _foreign(self, headers: Mapping[str, str]) -> Refusal | None:
+    def _foreign(self, path: str, headers: Mapping[str, str]) -> Refusal | None:
         host = headers.get("host", "")
         if not self._is_ours(host):
             return Refusal(
                 403, "foreign-host",
                 f"this server is not {host[:100]!r}; ask it by its address and port",
             )  # fmt: skip
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
-        if (origin is not None and origin != f"http://{host}") or site not in (
-            "same-origin", "none",
-        ):  # fmt: skip
+        origin = headers.get("origin", f"http://{host}")
+        site = headers.get("sec-fetch-site", "none")
+        linked = path == "/"  # it has no data: a link may lead to it from anywhere
+        if origin != f"http://{host}" or not (linked or site in ("same-origin", "none")):
             return Refusal(
                 403, "foreign-origin", "another site's page may not use this server; open its own"
             )

@@ -20,7 +20,7 @@ from kv_cache.web.index import Index
 from kv_cache.web.jobs import Jobs
 from kv_cache.web.serve_options import LOOPBACK, ServeOptions
 
-MOST_SILENT = 128  # connections that have asked nothing yet; for one more the oldest goes
+MOST_SILENT = 128  # connections that ask nothing now; for one more the oldest goes
 SILENT_S = 10.0
 
 
@@ -116,13 +116,21 @@ class Bounded(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._wait()
+
+    def _wait(self) -> None:
         self._silent[self] = self.loop.call_later(SILENT_S, self._end)
         if len(self._silent) > MOST_SILENT:
             next(iter(self._silent))._end()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None:  # a whole head was read
+        if self.cycle is not None and not self.cycle.response_complete:  # a head was read
             self._heard()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -11,6 +11,10 @@ import pytest
 
 from benchmarks.detection import WAYS, Way
 from benchmarks.mutants import MUTANTS, Mutant
+from kv_cache.cli.serve import every_command
+from kv_cache.config.root import options
+from kv_cache.config.schema import describe
+from kv_cache.web.classes import WebClass, scenario_options, web_class
 from tests.cli import ROOT
 
 LONGEST_FUNCTION = 70
@@ -184,3 +188,15 @@ def test_a_way_to_a_false_number_names_rules_that_its_test_looks_at(way: Way) ->
     looked_at = mine[0] if name else source
     for rule in way.rules.split(", "):
         assert rule == "verify" or rule in looked_at, f"{way.test} does not look at {rule}"
+
+
+def test_every_option_has_a_web_class() -> None:
+    """Text that an option takes may be a path, a module or a host: a new one is put into the tables
+    of kv_cache/web/classes.py, which say what `serve` lets a browser set."""
+    for command in every_command():
+        for option in describe(command.options):
+            assert web_class(command.name, option) in WebClass
+    for option in options().values():
+        assert web_class("run", option) in WebClass
+    for option in scenario_options().values():
+        assert web_class("scenario", option) in WebClass

@@ -18,12 +18,10 @@ from kv_cache.web.classes import (
     TEXTS,
     TRACES,
     Folders,
-    WebClass,
     check_config,
     checked_text,
     key_of,
     scenario_options,
-    web_class,
 )
 
 COMMANDS = {command.name: command for command in every_command()}
@@ -33,14 +31,6 @@ TABLES = {
     **{c.name: {o.path: o for o in describe(c.options)} for c in COMMANDS.values()
        if c.name != "run"},
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("command", TABLES)
-def test_every_option_has_a_class(command: str) -> None:
-    """Text that an option takes may be a path, a module or a host: a new one says what it is in
-    `kv_cache/web/classes.py`."""
-    for option in TABLES[command].values():
-        assert web_class(command, option) in WebClass
 
 
 def test_the_tables_name_options_that_there_are() -> None:
@@ -86,7 +76,7 @@ def test_what_is_never_set_from_a_page_is_refused_by_name(path: str, value: str)
 
 
 def test_a_bare_name_is_a_file_of_the_run_s_own(tmp_path: Path) -> None:
-    folders = Folders((tmp_path,), own=tmp_path / "run")
+    folders = Folders((tmp_path,), run_folder=tmp_path / "run")
     assert text(folders, "output.hdr_log", "a.hlog") == str(tmp_path / "run/a.hlog")
     for path in ("..", ".", "~", "../a.hlog"):
         with pytest.raises(PlaceError, match="outside of the folders"):
