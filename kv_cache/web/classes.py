@@ -48,6 +48,7 @@ TEXTS: Mapping[str, WebClass] = {
     "lab.pattern": WebClass.WORD,
     "lab.tiers": WebClass.FREE,
     "lab.tier_scales": WebClass.WORD,
+    "lab.prefetch": WebClass.WORD,
     "trace pattern.pattern": WebClass.WORD,
     "lab.policies": WebClass.WORD,
     "lab.admission": WebClass.WORD,

@@ -123,6 +123,7 @@ def test_three_clicks_from_the_page_to_a_quick_run(served: Served, window: Brows
         assert "is in use" in window.run("return document.querySelector('#why').textContent")
         time.sleep(0.5)
     name = started(window)
+    assert [text for text in window.complaints() if "409" not in text] == []
     assert "--config=quick" in served.ask(f"/runs/{name}")[1]["line"]
     window.click("#stop")
     served.ended(name)

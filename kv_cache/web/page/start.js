@@ -184,6 +184,7 @@ export async function start(place, command, ...filled) {
   place.append(h("h2", {}, "Start"), h("form", { onsubmit: async (event) => {
     event.preventDefault();
     go.disabled = true;
+    why.textContent = "";
     try { location.hash = `#/run/${(await ask("/runs", wanted())).id}`; }
     catch (error) { why.textContent = error.message; go.disabled = false; }
   } }, h("div", { class: "halves" },
