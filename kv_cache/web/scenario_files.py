@@ -38,6 +38,9 @@ def write_scenario(results: Path, folders: Folders, drawn: DrawnScenario) -> Pat
         raise ConfigError(f"{drawn.base} holds no scenario; name another one")
     target = results / FOLDER / f"{drawn.name}.yaml"
     changed = {**tree, "name": drawn.name, "instances": drawn.instances}
+    presets = tree.get("presets")
+    if isinstance(presets, dict):
+        changed["presets"] = {name: _without_groups(p, drawn) for name, p in presets.items()}
     data = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True).encode()
     try:
         target.parent.mkdir(exist_ok=True)
@@ -53,3 +56,14 @@ def write_scenario(results: Path, folders: Folders, drawn: DrawnScenario) -> Pat
         target.unlink()
         raise
     return target
+
+
+def _without_groups(preset: object, drawn: DrawnScenario) -> object:
+    """Return a preset without what it says of groups that are not there any more."""
+    if not isinstance(preset, dict):
+        return preset
+    words = {path: str(path).split(".") for path in preset}
+    return {
+        path: value for path, value in preset.items()
+        if words[path][0] != "instances" or words[path][1] in drawn.instances
+    }  # fmt: skip
