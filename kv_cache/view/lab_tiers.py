@@ -12,6 +12,8 @@ from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view import units
 from kv_cache.view.identity import origin_texts, trace_text
 from kv_cache.view.parts import (
+    BarChart,
+    BarRow,
     Cell,
     FactList,
     Figure,
@@ -150,14 +152,20 @@ def _table(rows: Sequence[TierRow], case: str) -> Table:
     )
 
 
-def _figures(case: TierCase) -> Iterator[Figure]:
-    """Waits and hits of the fastest tier over its room, where rooms are scaled."""
+def _figures(case: TierCase) -> Iterator[Figure | BarChart]:
+    """Waits and hits of the fastest tier over its room, where rooms are scaled; else the waits."""
     by_type = groupby(case.rows, key=lambda row: row.residency)
     for residency, group in by_type:
         rows = list(group)
-        if len({row.scale for row in rows}) < 2:
-            continue
         held = "" if residency == OWN else f", {residency}"
+        if len({row.scale for row in rows}) < 2:
+            bars = [
+                BarRow(name=_arm(row), parts=[row.wait_ns.mean], interval=row.wait_ns.interval)
+                for row in rows
+            ]
+            title = f"{case.name}: wait of an access{held}"
+            yield BarChart(title=title, x=ShownColumn("wait", _US), parts=["wait"], rows=bars)
+            continue
         for name, column, of in (
             ("wait", ShownColumn("wait", _US), "wait_ns"),
             ("hits of the fastest tier", ShownColumn("hits", units.PERCENT), "fastest"),

@@ -112,6 +112,8 @@ def precondition() -> Document:
     return document
 
 
+TIERS = "--tiers=dram=10%:1us:80GB/s,ssd=30%:100us:5GB/s"
+
 KINDS: dict[str, tuple[Callable[[], Document], str]] = {
     "run": (lambda: _with_headline(reports.run), "0.9313"),
     "ranks": (lambda: _with_headline(reports.ranks), "0.9313"),
@@ -120,6 +122,7 @@ KINDS: dict[str, tuple[Callable[[], Document], str]] = {
     "capacity": (reports.capacity, "40"),
     "simulation": (outcomes.document, "40"),
     "lab": (lambda: _written(lab, "--policies=lru,fifo", "--capacities=10%", "--pure"), "11.06"),
+    "lab tiers": (lambda: _written(lab, "--policies=lru,fifo", TIERS, "--pure"), "8,587"),
     "trace": (lambda: _written(lambda words: trace(["stats", *words])), "50.12"),
     "sweep": (reports.sweep, "1.863"),
     "probe": (profile, "1.235"),
@@ -204,7 +207,7 @@ def test_lines_have_the_same_colours_on_a_page_and_in_a_picture() -> None:
     assert re.findall(r"--c\d: (#\w{6});", light) == list(COLOURS)
 
 
-WITHOUT_CHARTS = ("trials",)
+WITHOUT_CHARTS = ("trials", "lab tiers")
 
 
 @pytest.mark.parametrize("kind", KINDS)
