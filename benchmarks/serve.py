@@ -33,6 +33,7 @@ from tests.serving import Served, serving
 
 LOAD = {
     "run.model": "tiny-1b",
+    "run.kv_bytes_per_token": "3072",
     "tiers.gpu_mem_gib": "0",
     "tiers.cpu_mem_gib": "0",
     "tiers.storage_capacity_gib": "2",
@@ -124,14 +125,18 @@ def watched(watchers: int, seconds: float) -> None:
 
 def abba(cache_dir: Path, groups: int, seconds: float, watchers: int) -> None:
     """Print the ratios of runs that are watched to runs that are not."""
-    ratios: dict[str, list[float]] = {"bandwidth": [], "read p99": []}
+    ratios: dict[str, list[float]] = {"bandwidth": [], "read p95": [], "read p99": []}
     cache_dir = cache_dir.resolve()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         server = stack.enter_context(serving(Path(folder), f"--folder={cache_dir}"))
         for group in range(groups):
-            sides: dict[str, list[dict[str, float]]] = {"A": [], "B": []}
+            sides: dict[str, list[dict[str, Any]]] = {"A": [], "B": []}
             for side in "ABBA":
                 sides[side].append(_measured(server, cache_dir, seconds, watchers * (side == "B")))
+            runs = [*sides["A"], *sides["B"]]
+            for what in [each for each in ratios if any(run[each] is None for run in runs)]:
+                print(f"{what}: too few reads in {seconds:g} s; give more --seconds")
+                del ratios[what]
             for what, known in ratios.items():
                 logs = {side: fmean(math.log(run[what]) for run in sides[side]) for side in "AB"}
                 known.append(logs["B"] - logs["A"])
@@ -147,7 +152,7 @@ def _shown(log_ratio: float) -> str:
     return f"{math.exp(log_ratio):.4f}"
 
 
-def _measured(server: Served, place: Path, seconds: float, watchers: int) -> dict[str, float]:
+def _measured(server: Served, place: Path, seconds: float, watchers: int) -> dict[str, Any]:
     values = {**LOAD, "run.duration_s": str(seconds), "tiers.cache_dir": str(place)}
     name = server.start(**values)
     for client in [Watcher(server, name) for _ in range(watchers)]:
@@ -158,6 +163,7 @@ def _measured(server: Served, place: Path, seconds: float, watchers: int) -> dic
     section: Any = document["kv_cache"]
     return {
         "bandwidth": section["headline"]["bytes_per_second"],
+        "read p95": section["tiers"]["storage"]["read"]["device_ms"]["p95"],
         "read p99": section["tiers"]["storage"]["read"]["device_ms"]["p99"],
     }
 
