@@ -140,6 +140,7 @@ class Mover:
             if self._in_batches[tier] and Capability.PLACED in store.capabilities
         }
         self._how = {tier: store.capabilities for tier, store in stores.items()}
+        self._at_once = {tier: Capability.AT_ONCE in how for tier, how in self._how.items()}
         self.share = 1.0
         """How much of each object is moved: a rehearsal may move less, from then on."""
 
@@ -170,8 +171,7 @@ class Mover:
         units: list[list[int]] = []
         together: dict[_Kind, tuple[list[int], int]] = {}  # and how much room is left
         for number, op in enumerate(ops):
-            sides = self._how[op.source.tier] | self._how[op.target.tier]
-            at_once = Capability.AT_ONCE in sides
+            at_once = self._at_once[op.source.tier] or self._at_once[op.target.tier]
             nbytes = _beginning(op.target, self.share).nbytes
             at_once = at_once and nbytes <= AT_ONCE_BYTES // 8
             kind = self._batch_kind(op) if at_once else None

@@ -4,6 +4,7 @@ import asyncio
 import mimetypes
 import os
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
@@ -53,6 +54,7 @@ UPLOAD_FOLDER = "uploads"
 MOST_COMPARED = 6
 _CHECK_S = 120.0
 _NAME = re.compile(r"[\w.+-]{1,120}")
+_WHOLE = re.compile(r"[0-9]{1,9}")
 _TAKEN = ("", ".yaml", ".yml")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -274,7 +276,7 @@ async def _events(site: Site, request: Request) -> Response:
     if site.feeds.watchers >= MOST_WATCHERS:
         raise BusyError(f"{MOST_WATCHERS} watch already; close one of their pages")
     last = request.headers.get("last-event-id", "0")
-    events = site.feeds.of(job).watch(int(last) if last.isdecimal() else 0)
+    events = site.feeds.of(job).watch(int(last) if _WHOLE.fullmatch(last) else 0)
 
     async def lines() -> AsyncIterator[bytes]:
         async for number, data in events:
@@ -295,10 +297,11 @@ async def _results(site: Site, request: Request) -> Response:
     limit, offset = (
         _number(asked_for.get(n, d), n) for n, d in (("limit", "100"), ("offset", "0"))
     )
-    refreshing = asyncio.create_task(run_in_threadpool(site.index.refresh))
+    fresh = bool(asked_for.get("fresh"))
+    refreshing = asyncio.create_task(run_in_threadpool(site.index.refresh, at_once=fresh))
     _TASKS.add(refreshing)
     refreshing.add_done_callback(_TASKS.discard)
-    if asked_for.get("fresh"):
+    if fresh:
         await refreshing
     else:
         await asyncio.wait({refreshing}, timeout=0.2)
@@ -313,7 +316,7 @@ _TASKS: set["asyncio.Task[None]"] = set()  # asyncio itself keeps none
 
 
 def _number(text: str, name: str) -> int:
-    if not text.isdecimal() or len(text) > 9:
+    if not _WHOLE.fullmatch(text):
         raise ConfigError(f"{name} is {text!r}; it must be a whole number")
     return int(text)
 
@@ -329,7 +332,7 @@ async def _page(site: Site, request: Request) -> Response:
     if not 1 <= len(paths) <= MOST_COMPARED:
         raise ConfigError(f"{len(paths)} results are named; a page is of 1 to {MOST_COMPARED}")
     html = await run_in_threadpool(_rendered, site, paths)
-    name = "comparison" if len(paths) > 1 else re.sub(r"\W+", "-", paths[0]).strip("-")
+    name = "comparison" if len(paths) > 1 else re.sub("[^A-Za-z0-9]+", "-", paths[0]).strip("-")
     saved = {"Content-Disposition": f'attachment; filename="{name}.html"'}
     return Response(html, media_type="text/html",
                     headers=saved if request.query_params.get("save") else None)  # fmt: skip
@@ -375,7 +378,7 @@ async def _notes(site: Site, request: Request) -> Response:
 
 def _traces(site: Site) -> list[str]:
     folder = site.results / UPLOAD_FOLDER
-    uploaded = sorted(map(str, folder.iterdir())) if folder.is_dir() else []
+    uploaded = sorted(map(str, folder.glob("[!.]*")))  # what is still on its way has a dot
     return [*uploaded, *samples()]
 
 
@@ -390,14 +393,16 @@ async def _upload(site: Site, request: Request) -> Response:
     folder = site.results / UPLOAD_FOLDER
     folder.mkdir(exist_ok=True)
     target = folder / name
-    part = folder / f".{name}.{os.getpid()}.part"
+    part = folder / f".{secrets.token_hex(8)}.part"
     try:
         if target.exists():
-            raise ConfigError(f"a trace {name!r} is there already; give it another name")
-        with part.open("wb") as file:
+            raise FileExistsError
+        with part.open("xb") as file:
             async for data in request.stream():
                 await run_in_threadpool(file.write, data)
         os.link(part, target)
+    except FileExistsError:
+        raise ConfigError(f"a trace {name!r} is there already; give it another name") from None
     finally:
         part.unlink(missing_ok=True)
     return _json({"path": str(target), "bytes": target.stat().st_size}, 201)

@@ -101,7 +101,7 @@ class Jobs:
 
     def start(self, name: str, words: Sequence[str], places: Sequence[Path]) -> WebRun:
         """Start a run, if nobody uses its devices. Raises BusyError, PlaceError."""
-        if sum(self.is_alive(job) for job in self._jobs.values()) >= _MOST_RUNNING:
+        if sum(map(self.is_alive, self.all())) >= _MOST_RUNNING:
             raise BusyError(f"{_MOST_RUNNING} runs go on already; wait for the end of one")
         devices = list(dict.fromkeys(map(device_of, places)))
         held = [each for each in map(mark, devices) if each is not None]

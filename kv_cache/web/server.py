@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import uvicorn
@@ -77,8 +78,7 @@ def _results(name: str) -> Path:
     path = Path(name).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / ".kv-cache-writable").touch()
-        (path / ".kv-cache-writable").unlink()
+        TemporaryFile(dir=path).close()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise PlaceError(

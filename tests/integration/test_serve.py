@@ -274,6 +274,45 @@ def test_a_trace_is_uploaded_looked_at_and_replayed(served: Served) -> None:
     assert row["kind"] == "trace-stats"
 
 
+def test_of_two_uploads_of_one_name_at_once_one_is_kept_whole(served: Served) -> None:
+    """Both have begun before either ends, each with bytes of its own."""
+    address = urlsplit(served.url)
+    pieces = (b"a,b\n", b"c,d\n")
+    connections = []
+    for piece in pieces:
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+        connection.putrequest("POST", "/traces?name=twice.csv")
+        connection.putheader("Content-Type", "application/octet-stream")
+        connection.putheader("Content-Length", str(2000 * len(piece)))
+        connection.endheaders(1000 * piece)
+        connections.append(connection)
+    time.sleep(0.3)
+    _, known = served.ask("/commands")
+    assert not [path for path in known["traces"] if "twice" in path or path.endswith(".part")]
+    for connection, piece in zip(connections, pieces, strict=True):
+        connection.send(1000 * piece)
+    answers = [connection.getresponse() for connection in connections]
+    assert sorted(answer.status for answer in answers) == [201, 422]
+    won = next(piece for answer, piece in zip(answers, pieces, strict=True) if answer.status == 201)
+    folder = served.results / "uploads"
+    assert (folder / "twice.csv").read_bytes() == 2000 * won
+    assert not list(folder.glob(".*"))
+    for connection in connections:
+        connection.close()
+
+
+def test_odd_numbers_and_names_are_answered(served: Served) -> None:
+    """A position in the events of any length, and a result whose name no header can hold."""
+    run = served.ended(served.start("sim", scenario="single-node", preset="smoke"))
+    assert events(served, run["id"], {"Last-Event-ID": "9" * 5000})
+    source = served.results / run["results"][0]["path"]
+    shutil.copy(source, served.results / "\u03a9.json")
+    served.ask("/results?fresh=1")
+    status, html = served.ask("/page?save=1&result=%CE%A9.json")
+    assert status == 200, html
+    assert html.startswith(b"<!doctype html>")
+
+
 def test_a_simulation_is_started_with_instances_of_its_own(served: Served) -> None:
     groups = {"small": {"count": 2, "hbm_gib": 16}, "large": {"count": 1, "hbm_gib": 80}}
     drawn = {"name": "unequal", "base": "single-node", "instances": groups}
