@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -153,12 +153,18 @@ class Index:
             (count,) = connection.execute(
                 f"SELECT count(*) FROM results WHERE {where}", values
             ).fetchone()
-            rows = connection.execute(
-                f"SELECT {', '.join(_COLUMNS)} FROM results WHERE {where} "
-                "ORDER BY started DESC, path LIMIT ? OFFSET ?",
-                [*values, min(limit, MOST_ROWS), offset],
-            ).fetchall()
-        return [dict(zip(_COLUMNS, row, strict=True)) for row in rows], count
+        rows = self._selected(
+            f"FROM results AS o WHERE {where} ORDER BY started DESC, path LIMIT ? OFFSET ?",
+            [*values, min(limit, MOST_ROWS), offset],
+        )
+        return rows, count
+
+    def _selected(self, query: str, values: Sequence[str | int]) -> list[Json]:
+        """Return the rows `o` that a query is about."""
+        columns = ", ".join(f"o.{name}" for name in _COLUMNS)
+        with closing(self._connect()) as connection:
+            rows = connection.execute(f"SELECT {columns} {query}", values).fetchall()
+        return [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
 
     def choices(self) -> Json:
         """Return the values that each filter can have."""
@@ -182,25 +188,19 @@ class Index:
 
     def below(self, prefix: str) -> list[Json]:
         """Return the results below a folder, the outermost first."""
-        with closing(self._connect()) as connection:
-            rows = connection.execute(
-                f"SELECT {', '.join(_COLUMNS)} FROM results WHERE kind IS NOT NULL AND "
-                "substr(path, 1, ?) = ? ORDER BY length(path) - length(replace(path, '/', '')), "
-                "path",
-                (len(prefix) + 1, f"{prefix}/"),
-            ).fetchall()
-        return [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+        return self._selected(
+            "FROM results AS o WHERE kind IS NOT NULL AND substr(path, 1, ?) = ? "
+            "ORDER BY length(path) - length(replace(path, '/', '')), path",
+            (len(prefix) + 1, f"{prefix}/"),
+        )
 
     def alike(self, path: str) -> list[Json]:
         """Return the results of the same configuration on the same device, the oldest first."""
-        with closing(self._connect()) as connection:
-            rows = connection.execute(
-                f"SELECT {', '.join(f'o.{name}' for name in _COLUMNS)} FROM results AS r JOIN "
-                "results AS o ON o.setup = r.setup AND o.device = r.device WHERE r.path = ? AND "
-                "r.setup != '' AND o.value IS NOT NULL ORDER BY o.started",
-                (path,),
-            ).fetchall()
-        return [dict(zip(_COLUMNS, row, strict=True)) for row in rows]
+        return self._selected(
+            "FROM results AS r JOIN results AS o ON o.setup = r.setup AND o.device = r.device "
+            "WHERE r.path = ? AND r.setup != '' AND o.value IS NOT NULL ORDER BY o.started",
+            (path,),
+        )
 
     # --- notes -----------------------------------------------------------------------------------
 
