@@ -14,7 +14,7 @@ import orjson
 
 from kv_cache.app.prepare import check_output, output_of
 from kv_cache.config.root import Config
-from kv_cache.core.errors import ConfigError, PlaceError
+from kv_cache.core.errors import ConfigError, PlaceError, os_reason
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.crew.coordinator import Coordinator, Plan
 from kv_cache.crew.launched import COORDINATOR, KEY
@@ -118,7 +118,7 @@ def _coordinator(how: str, expected: int, config: Config, *, everywhere: bool) -
     except OSError as error:
         raise PlaceError(
             f"run.clients_port (--clients-port) {port}: it cannot be listened on "
-            f"({(error.strerror or str(error)).lower()}); name another, or 0 for any that is free"
+            f"({os_reason(error)}); name another, or 0 for any that is free"
         ) from None
     addresses = (
         addresses_of_this_machine(listener.port) if everywhere else [("127.0.0.1", listener.port)]

@@ -38,7 +38,7 @@ from kv_cache.bench.stores import fill_drives
 from kv_cache.config.build import Load, endless
 from kv_cache.config.root import Config
 from kv_cache.core.callbacks import ignore
-from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError
+from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError, os_reason
 from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json
 from kv_cache.files.fio import derive, export_job
@@ -330,7 +330,7 @@ class _Running:
         except OSError as error:
             log.error(
                 "%s has no result.json: it could not be written (%s); it is in %s",
-                directory.path, (error.strerror or str(error)).lower(), kept.shown,
+                directory.path, os_reason(error), kept.shown,
             )  # fmt: skip
             return document, kept, False
         return document, kept, True

@@ -44,7 +44,7 @@ from kv_cache.config.load import Invocation
 from kv_cache.config.root import Config
 from kv_cache.config.schema import opt, print_config, show
 from kv_cache.config.yaml_files import read_yaml
-from kv_cache.core.errors import ConfigError, PlaceError, UsageError
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError, os_reason
 from kv_cache.core.exits import Exit
 from kv_cache.core.seed import fresh_seed
 from kv_cache.core.text import as_json, printable
@@ -227,7 +227,7 @@ def _before(place: Path) -> Mapping[str, Any] | None:
             raise PlaceError(f"{where}: it is no directory; name a new or an empty one")
         names = sorted(entry.name for entry in place.iterdir() if entry.name != _LOCK)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise PlaceError(f"{where}: it cannot be looked at ({reason}); name another") from None
     _require_writable(place, where)
     if DOCUMENT not in names:
@@ -319,7 +319,7 @@ def _locked(place: Path) -> Iterator[None]:
         place.mkdir(exist_ok=True)
         file = (place / _LOCK).open("wb")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise PlaceError(f"--results-dir {place}: it cannot be written ({reason})") from None
     with file:
         try:

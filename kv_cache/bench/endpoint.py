@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any, Self
 
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import PlaceError, os_reason
 from kv_cache.metrics.exposition import CONTENT_TYPE
 
 PATH = "/metrics"
@@ -197,5 +197,5 @@ def why_not_listening(name: str, host: str, port: int, error: OSError) -> str:
         return f"{where}: this user may not listen there; name one above 1023, or 0 for any"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"--{prefix}host {host}: it is not an address of this machine; give one that is"
-    reason = (error.strerror or str(error)).lower()
+    reason = os_reason(error)
     return f"{where} on {host}: it cannot be listened on ({reason}); name another"

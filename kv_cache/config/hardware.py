@@ -29,7 +29,7 @@ import yaml
 from kv_cache.config.profile import Profile, read_profile
 from kv_cache.config.schema import from_mapping, opt, show, to_mapping
 from kv_cache.config.yaml_files import of_schema, read_yaml
-from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.errors import ConfigError, did_you_mean, os_reason
 
 SCHEMA = "kv-cache-hardware/1"
 HEADER = "# kv-cache hardware: measured curves, and overlays for what was not measured"
@@ -314,7 +314,7 @@ def _json(file: Path) -> object:
     try:
         return json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=once)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise ConfigError(f"{file} cannot be read: {reason}; give a readable file") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not JSON ({error}); give JSON, or YAML as .yaml") from None

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from kv_cache.config.schema import show
-from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.errors import ConfigError, did_you_mean, os_reason
 from kv_cache.core.hfconfig import model_from_hf
 from kv_cache.core.model import ModelShape
 
@@ -165,7 +165,7 @@ def file_text(path: Path) -> str:
             f"{path} is not text: byte {error.start} is not UTF-8; give a text file"
         ) from None
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise ConfigError(f"{path} cannot be read: {reason}; give a readable file") from None
 
 

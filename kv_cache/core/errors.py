@@ -79,6 +79,11 @@ def refuse(wrong: Iterable[ConfigError]) -> None:
         raise ConfigError("; ".join(sentences))
 
 
+def os_reason(error: BaseException) -> str:
+    """Return what the system says of an error, as it stands within a sentence of ours."""
+    return (getattr(error, "strerror", None) or str(error)).lower()
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` when something is near, else the list of what is known."""
     from difflib import get_close_matches  # slow to import, and seldom needed

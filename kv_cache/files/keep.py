@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from kv_cache.bench.stillness import ANSWER_S, answered
-from kv_cache.core.errors import NoAnswerError
+from kv_cache.core.errors import NoAnswerError, os_reason
 from kv_cache.core.exits import Exit
 from kv_cache.files.writing import write_atomically
 
@@ -99,7 +99,7 @@ def _failure(
     except NoAnswerError:
         return _SILENT
     except OSError as error:
-        return (error.strerror or str(error)).lower()
+        return os_reason(error)
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import PlaceError, UsageError, os_reason
 from kv_cache.result.chain import SECTION as SECTION
 from kv_cache.result.chain import check
 from kv_cache.result.kinds import KINDS
@@ -135,7 +135,7 @@ def result_bytes(file: Path) -> bytes:
             )
         return file.read_bytes()
     except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        reason = os_reason(error)
         raise UsageError(
             f"result {file} cannot be read: {reason}; name a result file or a run's directory"
         ) from None
@@ -177,7 +177,7 @@ def require_replaceable(path: Path, mark: str, flag: str) -> None:
         with path.open("rb") as file:
             begins = file.read(len(mark.encode()))
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise PlaceError(f"{where}: it cannot be looked at ({reason}); name another file") from None
     if begins != mark.encode():
         raise PlaceError(

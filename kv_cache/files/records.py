@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from msgspec.structs import asdict
 
 from kv_cache.core.effect import OpDone
-from kv_cache.core.errors import PlaceError, TraceError
+from kv_cache.core.errors import PlaceError, TraceError, os_reason
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.text import to_json
 from kv_cache.installing import install_hint
@@ -80,7 +80,7 @@ def require_own_name(
         for name in (path, partial_name(path)):
             _require_ours(name, where, ours)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise PlaceError(f"{where}: it cannot be looked at ({reason}); name another file") from None
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import orjson
 from msgspec import Meta, Struct, field
 
-from kv_cache.core.errors import TraceError
+from kv_cache.core.errors import TraceError, os_reason
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.units import NS_PER_MS
 from kv_cache.metrics.histogram import Histogram, merged
@@ -188,7 +188,7 @@ def _bytes(path: Path) -> bytes:
             )
         data = path.read_bytes()
     except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        reason = os_reason(error)
         raise TraceError(f"{FLAG} {path}: it cannot be read ({reason}); {way_out}") from None
     if not data.strip():
         raise TraceError(f"{FLAG} {path}: it is empty; {way_out}")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import PlaceError, os_reason
 from kv_cache.core.text import as_json
 
 _OF_THE_SYSTEM = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -45,7 +45,7 @@ def cannot_write(
     path: Path, error: OSError, name: str, advice: str = "name another file"
 ) -> PlaceError:
     """Return what is raised if a file that was asked for cannot be written."""
-    reason = (error.strerror or str(error)).lower()
+    reason = os_reason(error)
     return PlaceError(f"{name} {path}: it cannot be written ({reason}); {advice}")
 
 

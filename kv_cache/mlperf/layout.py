@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import PlaceError, UsageError, os_reason
 
 DIVISIONS = ("closed", "open")
 BENCHMARK = "kv_cache"
@@ -120,7 +120,7 @@ def _entries(directory: Path) -> list[Path]:
     except (NotADirectoryError, FileNotFoundError):
         return []
     except OSError as error:
-        raise UsageError(f"{directory} cannot be looked at: {_reason(error)}") from None
+        raise UsageError(f"{directory} cannot be looked at: {os_reason(error)}") from None
 
 
 def locate(tree: Path) -> Place:
@@ -193,14 +193,10 @@ def require_empty(directory: Path) -> None:
         raise PlaceError(f"{where}: it is no directory; name another") from None
     except OSError as error:
         raise PlaceError(
-            f"{where}: it cannot be looked at ({_reason(error)}); name another"
+            f"{where}: it cannot be looked at ({os_reason(error)}); name another"
         ) from None
     if there:
         raise PlaceError(
             f"{where}: {there[0].name} is in it, and a sequence is neither resumed nor mixed with "
             "another; name a new directory"
         )
-
-
-def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

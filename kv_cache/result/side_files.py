@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from kv_cache.config.yaml_files import read_yaml
 from kv_cache.core.bounded import Count
-from kv_cache.core.errors import ConfigError
+from kv_cache.core.errors import ConfigError, os_reason
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, TierLabel
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.recorder import Edges
@@ -53,7 +53,7 @@ def _said(deviations: Iterator[str]) -> Iterator[str]:
     except MisshapenError as error:
         yield str(error)
     except OSError as error:
-        yield f"{error.filename} cannot be read: {(error.strerror or str(error)).lower()}"
+        yield f"{error.filename} cannot be read: {os_reason(error)}"
 
 
 # --- configuration and environment -----------------------------------------------------------

@@ -29,7 +29,7 @@ from kv_cache.app.documents import read_any
 from kv_cache.config.root import Config, options
 from kv_cache.config.schema import print_config, to_mapping
 from kv_cache.config.unread import value_at
-from kv_cache.core.errors import ConfigError, UsageError, did_you_mean
+from kv_cache.core.errors import ConfigError, UsageError, did_you_mean, os_reason
 from kv_cache.result.metrics import Json
 from kv_cache.view.comparison import comparison_view
 from kv_cache.view.page import page
@@ -481,7 +481,7 @@ async def _errors(handler: Callable[[Site, Request], Awaitable[Response]], site:
         bound = MOST_UPLOAD_BYTES if request.url.path == UPLOADS else 1 << 20
         return _refused(too_large(bound))
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         return _refused(Refusal(507, "place", f"{request.url.path}: {reason}; make room there"))
     except ClientDisconnect:
         return Response(status_code=400)

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from kv_cache.app.documents import read_any
 from kv_cache.config.profile import SCHEMA as PROFILE
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import PlaceError, UsageError, os_reason
 from kv_cache.files.reading import RESULT_FILE, SECTION
 from kv_cache.files.writing import write_atomically
 from kv_cache.result.metrics import Json
@@ -210,7 +210,7 @@ class Index:
         try:
             write_atomically(notes_of(file), msgspec.json.encode(notes))
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = os_reason(error)
             raise PlaceError(
                 f"the note could not be written beside {path}: {reason}; nothing was changed"
             ) from None

@@ -32,7 +32,7 @@ import kv_cache
 from kv_cache.bench.device_mark import device_of, mark, others_on
 from kv_cache.bench.interrupts import EXITS
 from kv_cache.bench.owner import start_ticks
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import PlaceError, UsageError, os_reason
 from kv_cache.core.text import printable
 from kv_cache.files.writing import write_atomically
 
@@ -141,7 +141,7 @@ class Jobs:
                 )  # fmt: skip
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            reason = (error.strerror or str(error)).lower()
+            reason = os_reason(error)
             raise PlaceError(
                 f"the run could not be started in {folder}: {reason}; make room there, or start "
                 "serve with --results for another folder"

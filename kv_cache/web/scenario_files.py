@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from kv_cache.config.scenarios import read_scenarios, scenario_names
 from kv_cache.config.yaml_files import find_config, read_yaml
-from kv_cache.core.errors import ConfigError, PlaceError, UsageError
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError, os_reason
 from kv_cache.files.writing import write_atomically
 from kv_cache.web.classes import Folders
 
@@ -48,7 +48,7 @@ def write_scenario(results: Path, folders: Folders, drawn: DrawnScenario) -> Pat
             raise ConfigError(f"a scenario {drawn.name!r} is there already; give it another name")
         write_atomically(target, data)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise PlaceError(f"the scenario {target} could not be written: {reason}") from None
     try:
         read_scenarios(target)

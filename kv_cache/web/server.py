@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kv_cache.bench.endpoint import address_of, why_not_listening
-from kv_cache.core.errors import ConfigError, PlaceError
+from kv_cache.core.errors import ConfigError, PlaceError, os_reason
 from kv_cache.web.api import UPLOAD_FOLDER, Site, application
 from kv_cache.web.classes import Folders
 from kv_cache.web.commands import WebCommand
@@ -80,7 +80,7 @@ def _results(name: str) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=path).close()
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise PlaceError(
             f"--results {name}: it cannot be written to ({reason}); name another folder"
         ) from None

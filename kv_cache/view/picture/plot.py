@@ -15,7 +15,7 @@ from types import ModuleType
 
 import orjson
 
-from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean, os_reason
 from kv_cache.core.text import as_json
 from kv_cache.files.reading import (
     RESULT_FILE,
@@ -153,7 +153,7 @@ def require_ours(target: Path) -> None:
                 "another one with --output, or move that one away"
             )
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise PlaceError(f"picture {target}: it cannot be looked at ({reason})") from None
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from kv_cache.core.errors import ConfigError, did_you_mean
+from kv_cache.core.errors import ConfigError, did_you_mean, os_reason
 from kv_cache.installing import install_hint
 
 CHARS = "chars"
@@ -105,7 +105,7 @@ def _read(path: Path, what: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as problem:
-        reason = (problem.strerror or str(problem)).lower()
+        reason = os_reason(problem)
         raise ConfigError(f"{_OPTION}: {path} cannot be read: {reason}; give {what}") from None
 
 
