@@ -14,6 +14,7 @@ from kv_cache.config.scenario import (
     PREFETCHES,
     RESERVATIONS,
     TRANSFERS,
+    VICTIMS,
     WRITE_POLICIES,
     Scenario,
 )
@@ -21,8 +22,7 @@ from kv_cache.config.scenario_rules import check
 from kv_cache.config.schema import from_mapping
 from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
-from kv_cache.sim.cluster.cluster import OnEvent
-from kv_cache.sim.cluster.outcome import ClusterOutcome
+from kv_cache.sim.cluster.outcome import ClusterOutcome, OnEvent
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.simulate import simulate
 from kv_cache.sim.cluster.sources import build_source
@@ -118,6 +118,7 @@ def with_newer_rules(values: Plain, seed: int) -> Plain:
         values["scheduler"]["queue"] = "central"
     if rng.random() < 0.5:
         values["scheduler"]["max_retries"] = rng.choice((1, 2, 5))
+    values["scheduler"]["victim"] = rng.choice(VICTIMS)
     if rng.random() < 0.4:
         router["decode"] = rng.choice(("cheapest", "least-connections"))
     return values

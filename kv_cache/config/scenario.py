@@ -27,6 +27,7 @@ ROUTERS = (
 DECODE_ROUTERS = (*ROUTERS, "cheapest")
 RESERVATIONS = ("reserve-full", "reserve-prompt", "on-demand")
 PREEMPTIONS = ("recompute", "swap", "abort")
+VICTIMS = ("youngest", "oldest", "least-recent")
 ORDERS = ("fcfs", "sjf")
 QUEUES = ("instance", "central")
 TRANSFERS = ("push", "pull", "on-demand")
@@ -453,6 +454,13 @@ class SchedulerSection:
     preemption: str = opt(
         "recompute", "What happens to a sequence that loses its memory", choices=PREEMPTIONS,
         read_when=(".reservation!=reserve-full", "lower_tiers or .preemption!=swap"),
+    )  # fmt: skip
+    victim: str = opt(
+        "youngest",
+        "Which one does, where those that decode need memory: youngest: the last to be admitted; "
+        "oldest: the first; least-recent: the one that began its prompt or its answer longest ago. "
+        "A prompt takes memory from later ones alone",
+        choices=VICTIMS, read_when=".reservation!=reserve-full",
     )  # fmt: skip
     max_queue: int = opt(
         0, "Requests that may wait in a queue; more are rejected; 0 = no limit", low=0,

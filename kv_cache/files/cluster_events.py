@@ -1,7 +1,8 @@
 """The event log of simulations as JSON lines, and its only cost: well under 1 us an event.
 
 A line is {"at_ms", "event", "request", "instance"}; where several runs are in one file, "run" is
-first, and where a trace has ids of its own, "id" stands behind the request. Events are kept in one
+first, where a trace has ids of its own, "id" stands behind the request, and an event that moves or
+frees bytes has "tier", "place" and "bytes" at the end. Events are kept in one
 flat list and formatted many at a time, with one `%`. Kinds are our own words and need no escaping.
 The file is never longer than what `begin` and the events since have made it, and `rewind` takes
 back what a run wrote that did not end.
@@ -9,19 +10,18 @@ back what a run wrote that did not end.
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from typing import BinaryIO
 
 import numpy as np
 
-OnEvent = Callable[[int, str, int, int], None]
+from kv_cache.sim.cluster.outcome import Moved, OnEvent
 
 LINES = ('{"at_ms":', '{"run":')
 """How lines begin."""
 
 _TOGETHER = 1024  # more cost a quarter more: they no longer fit into the processor's cache
-_LINE = '"at_ms":%d.%06d,"event":"%s","request":%d,"instance":%d}\n'
-_LINE_WITH_ID = '"at_ms":%d.%06d,"event":"%s","request":%s,"instance":%d}\n'
+_LINE = '"at_ms":%d.%06d,"event":"%s","request":%d,"instance":%s}\n'
+_LINE_WITH_ID = '"at_ms":%d.%06d,"event":"%s","request":%s,"instance":%s}\n'
 _ENDS = ("finish", "reject", "abort")
 _NS_PER_MS = 1_000_000
 
@@ -33,6 +33,7 @@ class EventLog:
         self._file = file
         self._several = several
         self._flat: list[int | str] = []
+        self._moved: dict[int, Moved] = {}  # by the place of the event in the list
         self._line = ""
         self._lines = ""
         self._line_with_id = ""
@@ -52,8 +53,13 @@ class EventLog:
         self._keep()
         self.kinds = Counter()
         flat, extend, flush, most = self._flat, self._flat.extend, self._flush, 4 * _TOGETHER
+        bytes_of = self._moved
 
-        def on_event(at_ns: int, kind: str, number: int, instance: int) -> None:
+        def on_event(
+            at_ns: int, kind: str, number: int, instance: int, moved: Moved | None = None, /
+        ) -> None:
+            if moved is not None:
+                bytes_of[len(flat) // 4] = moved
             extend((at_ns, kind, number, instance))
             if len(flat) >= most:
                 flush()
@@ -72,6 +78,7 @@ class EventLog:
     def rewind(self) -> None:
         """Take back what the unfinished run wrote."""
         self._flat.clear()
+        self._moved.clear()
         if self._file is not None:
             self._file.seek(self._kept)
             self._file.truncate()
@@ -84,6 +91,7 @@ class EventLog:
             if self._file is not None:
                 self._file.write(self._formatted(flat))
             flat.clear()
+            self._moved.clear()
 
     def _with_id(self, number: int | str) -> str:
         name = self._ids.get(int(number))
@@ -95,6 +103,10 @@ class EventLog:
         fields: list[int | str] = [0] * (5 * count)
         fields[0::5], fields[1::5] = whole.tolist(), part.tolist()
         fields[2::5], fields[3::5], fields[4::5] = flat[1::4], flat[2::4], flat[3::4]
+        for at, (tier, place, nbytes) in self._moved.items():
+            fields[5 * at + 4] = (
+                f'{flat[4 * at + 3]},"tier":"{tier}","place":{place},"bytes":{nbytes}'
+            )
         if self._ids:
             fields[3::5] = [self._with_id(number) for number in flat[2::4]]
             for kind, number in zip(flat[1::4], flat[2::4], strict=True):

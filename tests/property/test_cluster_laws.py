@@ -9,16 +9,17 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
-from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario import VICTIMS, Scenario
 from kv_cache.sim.cluster.compute import make_compute
 from kv_cache.sim.cluster.facts import first_token_parts
 from kv_cache.sim.cluster.laws import AT_END, LAWS
-from kv_cache.sim.cluster.outcome import ClusterOutcome
+from kv_cache.sim.cluster.outcome import ClusterOutcome, Moved
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
 from kv_cache.sim.cluster.simulate import simulate
@@ -71,12 +72,21 @@ class Turns:
         return request
 
 
-def served(scenario: Scenario) -> tuple[ClusterOutcome, list[tuple[int, str, int, int]]]:
-    """With the log that the run told."""
+def served(
+    scenario: Scenario, moved: list[tuple[str, Moved]] | None = None
+) -> tuple[ClusterOutcome, list[tuple[int, str, int, int]]]:
+    """With the log that the run told, and in `moved` the kinds of events that had bytes."""
     events: list[tuple[int, str, int, int]] = []
+
+    def hear(at_ns: int, kind: str, number: int, where: int, some: Moved | None = None, /) -> None:
+        if number >= 0:
+            events.append((at_ns, kind, number, where))
+        if some is not None and moved is not None:
+            moved.append((kind, some))
+
     chain = PrefixChain()
     source = Turns(build_source(scenario, chain))
-    return simulate(scenario, source, chain, on_event=lambda *e: events.append(e)), events
+    return simulate(scenario, source, chain, on_event=hear), events
 
 
 # --- all laws, everywhere ------------------------------------------------------------------------
@@ -93,20 +103,27 @@ def test_every_law_holds_in_scenarios_drawn_at_random(batch: int) -> None:
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         values = with_newer_rules(with_admission(random_values(seed), seed), seed)
         scenario = scenario_of(values)
-        outcome, events = served(scenario)
+        moved: list[tuple[str, Moved]] = []
+        outcome, events = served(scenario, moved)
         assert all(outcome.checks[law] for law in (*LAWS, *AT_END)), "a law was not asked"
         every_request_ends_once(outcome, events)
         times_are_in_order(outcome)
         no_token_comes_before_its_computation(outcome, events)
         parts_add_up(outcome)
         first_token_parts_are_those_of_the_log(outcome, events)
+        bytes_of_the_log_are_those_of_links_and_places(outcome, moved)
 
 
-def test_mixed_instances_that_decode_for_each_other_never_wait_for_each_other() -> None:
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_mixed_instances_that_decode_for_each_other_never_wait_for_each_other(
+    victim: str,
+) -> None:
     """Little memory: with a hand-over that waits for it, seeds 216 and 288 never end."""
     sent = declined = preempted = 0
     for seed in range(200, 290):
-        outcome, events = served(scenario_of(mixed_for_each_other(seed)))
+        values = mixed_for_each_other(seed)
+        values["scheduler"]["victim"] = victim
+        outcome, events = served(scenario_of(values))
         every_request_ends_once(outcome, events)
         parts_add_up(outcome)
         first_token_parts_are_those_of_the_log(outcome, events)
@@ -142,6 +159,28 @@ def times_are_in_order(outcome: ClusterOutcome) -> None:
     ):  # fmt: skip
         assert 0 <= queue <= ttft <= e2e
         assert tpot == (-1 if tokens == 1 else (e2e - ttft) // (tokens - 1))
+
+
+def bytes_of_the_log_are_those_of_links_and_places(
+    outcome: ClusterOutcome, moved: Sequence[tuple[str, Moved]]
+) -> None:
+    """Links and places count from the first measured request on, the log from the first."""
+    if outcome.scenario.workload.warmup_requests:
+        return
+    logged, evicted = Counter[str](), Counter[str]()
+    for kind, (tier, _, nbytes) in moved:
+        logged[kind] += nbytes
+        if kind == "evict":
+            evicted[tier] += nbytes
+    model = outcome.scenario.model
+    block = model.kv_bytes_per_token * model.block_tokens
+    assert evicted == Counter({t.name: t.evicted * block for t in outcome.tiers if t.evicted})
+    for cause in ("load", "swap-in", "prefetch"):
+        read = [x.bytes_by_cause[cause] for x in outcome.links if x.kind.endswith(":read")]
+        assert logged[cause] == sum(read), cause
+    for cause in ("offload", "prefetch-offload", "write-through", "swap-out"):
+        wrote = [x.bytes_by_cause[cause] for x in outcome.links if x.kind.endswith(":write")]
+        assert logged[cause] == sum(wrote), cause
 
 
 def no_token_comes_before_its_computation(

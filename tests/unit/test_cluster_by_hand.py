@@ -10,7 +10,7 @@ from kv_cache.config.profile import Cell, Profile, Service
 from kv_cache.core.errors import ConfigError
 from kv_cache.sim.cluster.facts import facts, first_token_parts
 from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
-from kv_cache.sim.cluster.outcome import ClusterOutcome
+from kv_cache.sim.cluster.outcome import ClusterOutcome, Moved, OnEvent
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.simulate import simulate
@@ -57,6 +57,7 @@ def ran(
     requests: Sequence[ClusterRequest],
     chain: PrefixChain | None = None,
     hardware: HardwareModels = PLAIN,
+    on_event: OnEvent | None = None,
 ) -> ClusterOutcome:
     """Tokens of 1,000 bytes, blocks of 16."""
     scenario = scenario_of(
@@ -66,7 +67,9 @@ def ran(
             **values,
         }
     )
-    return simulate(scenario, Known(requests), chain or PrefixChain(), hardware=hardware)
+    return simulate(
+        scenario, Known(requests), chain or PrefixChain(), hardware=hardware, on_event=on_event
+    )
 
 
 # --- the model ---------------------------------------------------------------------------------
@@ -157,6 +160,33 @@ def test_a_request_that_comes_back_after_preemption_is_one_request() -> None:
     found = ran({"instances": {"gpu": rates(10)}}, [request(0, 0, 64, 40), request(1, 0, 64, 40)])
     assert found.requests.preemptions == 1
     assert list(found.instances.requests) == [2]
+
+
+@pytest.mark.parametrize(("victim", "preempted"), [("youngest", 4), ("oldest", 2),
+                                                   ("least-recent", 3)])  # fmt: skip
+def test_who_loses_its_memory_is_chosen_by_the_rule(victim: str, preempted: int) -> None:
+    """The first of three waits for what was evicted to a slow tier, so that it is the last to
+    decode; they have 13 blocks of 18, and need one each every 16 tokens."""
+    chain = PrefixChain()
+    asked, other = chain.fresh(ROOT, 4), chain.fresh(ROOT, 17)
+    requests = [
+        request(0, 0, 65, 1, asked), request(1, S, 273, 1, other),
+        request(2, 10 * S, 65, 60, asked), request(3, 10 * S, 64, 60), request(4, 10 * S, 64, 60),
+    ]  # fmt: skip
+    values: Plain = {
+        "instances": {"gpu": rates(18)},
+        "scheduler": {"victim": victim},
+        "tiers": {"dram": {"capacity_gib": gib(40, BLOCK), "read_latency_us": 300_000}},
+    }
+    lost: list[tuple[int, int]] = []
+
+    def hear(_: int, kind: str, number: int, __: int, moved: Moved | None = None, /) -> None:
+        if kind == "preempt" and moved is not None:
+            lost.append((number, moved.nbytes))
+
+    found = ran(values, requests, chain, on_event=hear)
+    assert lost[0] == (preempted, 6 * 16_000)
+    assert found.requests.finished == 5
 
 
 # --- transfers ---------------------------------------------------------------------------------
@@ -414,7 +444,7 @@ def test_what_is_swapped_comes_back_over_the_device_and_the_bus() -> None:
 # --- prefetching ---------------------------------------------------------------------------------
 
 
-def prefetching(busy_ms: int) -> ClusterOutcome:
+def prefetching(busy_ms: int, on_event: OnEvent | None = None) -> ClusterOutcome:
     """A prompt of 4 blocks lies on a slow drive (16 ms a block) when it is asked for again, behind
     another one that takes `busy_ms`."""
     chain = PrefixChain()
@@ -439,7 +469,7 @@ def prefetching(busy_ms: int) -> ClusterOutcome:
             "overlap_load": False,
         },
     }
-    return ran(values, requests, chain)
+    return ran(values, requests, chain, on_event=on_event)
 
 
 def test_a_prefetch_in_time_is_useful_and_one_under_way_is_late_for_all_of_its_blocks() -> None:
@@ -507,11 +537,14 @@ def test_the_reference_names_the_events_that_there_are() -> None:
     (line,) = [t for t in reference.read_text().splitlines() if "Events: " in t]
     named = set(line.partition("Events: ")[2].partition(".")[0].split(", "))
     seen = set[str]()
+    swapping: Plain = {"instances": {"gpu": rates(10)}, "scheduler": {"preemption": "swap"}}
+    dram = {"capacity_gib": gib(80, BLOCK)}
     kinds: list[Plain] = [
+        {**swapping, "tiers": {"dram": dram, "write_policy": "through"}},
         separate(10, 1000, "on-demand"),
         {"instances": {"gpu": rates(10)}, "scheduler": {"preemption": "abort"}},
         {"instances": {"gpu": rates(3)}},
-        {"instances": {"gpu": rates(8)}, "tiers": {"dram": {"capacity_gib": gib(80, BLOCK)}}},
+        {"instances": {"gpu": rates(8)}, "tiers": {"dram": dram}},
     ]
     for values in kinds:
         chain = PrefixChain()
@@ -526,4 +559,5 @@ def test_the_reference_names_the_events_that_there_are() -> None:
             }
         )
         simulate(scenario, Known(requests), chain, on_event=lambda _, kind, *__: seen.add(kind))
+    prefetching(20, lambda _, kind, *__: seen.add(kind))
     assert seen == named

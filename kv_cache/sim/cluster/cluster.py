@@ -18,7 +18,9 @@ from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.fleet import DecodeSide, PrefillSide
 from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
-from kv_cache.sim.cluster.instance import Instance, InstanceEvents
+from kv_cache.sim.cluster.instance import Instance
+from kv_cache.sim.cluster.instance_events import InstanceEvents
+from kv_cache.sim.cluster.outcome import Moved, OnEvent
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.prefix_match import PrefixPart
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
@@ -27,9 +29,8 @@ from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Router
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready
 from kv_cache.sim.cluster.storage import TIERS
+from kv_cache.sim.cluster.unlimited import UnlimitedCache
 from kv_cache.sim.cluster.waiting_queue import WaitingQueue
-
-OnEvent = Callable[[int, str, int, int], None]
 
 
 class Cluster(InstanceEvents):
@@ -54,6 +55,8 @@ class Cluster(InstanceEvents):
         self.block_tokens, self.block_bytes = fabric.block_tokens, fabric.block_bytes
         self.counts = ClusterCounts()
         self._requests, self._blocks = self.counts.requests, self.counts.blocks
+        if on_event is not None:
+            self.storage.on_moved = self._say_moved
         self.roster = Roster(fabric, self.counts, self)
         self._rules = self.roster.rules
         self.central = WaitingQueue(shortest_first=self._rules.shortest_first)
@@ -61,7 +64,7 @@ class Cluster(InstanceEvents):
         self._prefetch_kind = scenario.tiers.prefetch
         self._prefetch_ppm = round(scenario.tiers.prefetch_at * 1_000_000)  # of a pause
         self._build_routers(Seed(scenario.seed))
-        self._seen = bytearray(1)
+        self._unlimited = UnlimitedCache(chain)
         self._arrivals: Iterator[ClusterRequest] = iter(())
         self.alive: dict[int, Flight] = {}
         self.on_finish: Callable[[Flight], None] = ignore
@@ -127,28 +130,11 @@ class Cluster(InstanceEvents):
             self._blocks.looked_up += request.prompt_tokens // self.block_tokens
         self._say("arrival", flight, -1)
         if flight.path:
-            self._look_at_ceiling(flight)
+            had = self._unlimited.asked(flight.path)
+            if measured:
+                self._blocks.ceiling += min(had, (request.prompt_tokens - 1) // self.block_tokens)
         self.counts.phases[QUEUED] += 1
         self._route(flight)
-
-    def _look_at_ceiling(self, flight: Flight) -> None:
-        """Count what an unlimited cache would have had, which then has this prompt as well."""
-        blocks, had = self.chain.blocks, 0
-        seen = self._seen_up_to(len(blocks))
-        for node in flight.path:
-            if not seen[node]:
-                break
-            had += blocks[node]
-        for node in flight.path:
-            seen[node] = 1
-        if flight.measured:
-            most = (flight.request.prompt_tokens - 1) // self.block_tokens
-            self._blocks.ceiling += min(had, most)
-
-    def _seen_up_to(self, nodes: int) -> bytearray:
-        """Return which nodes of the chain an unlimited cache has, for `nodes` of them at least."""
-        self._seen.extend(bytes(max(0, nodes - len(self._seen))))
-        return self._seen
 
     def _route(self, flight: Flight) -> None:
         need = -(-flight.stored_tokens // self.block_tokens)
@@ -311,7 +297,7 @@ class Cluster(InstanceEvents):
         for pool, pairs in below.items():
             flight.loads += 1
             nbytes = sum(new.end - new.start for _, new in pairs) * self.block_bytes
-            self._say("load", flight, instance.number)
+            self._say("load", flight, instance.number, _moved(pool, nbytes))
             self.network.send(
                 self.storage.path_from(pool, instance.number), nbytes, "load", self._loaded,
                 (instance, flight, pool, pairs),
@@ -464,17 +450,16 @@ class Cluster(InstanceEvents):
         if section.transfer == "on-demand":
             tokens = min(tokens, section.chunk_blocks * self.block_tokens)
         if tokens > 0:
-            if not flight.sent or flight.sending == 0:
-                self._say("transfer", flight, flight.decoder)
+            nbytes = tokens * self._fabric.token_bytes
+            self._say("transfer", flight, flight.decoder, Moved("hbm", flight.home, nbytes))
             flight.sent += tokens
             flight.sending += 1
             if flight.send_ns < 0:
                 flight.send_ns = self.loop.now_ns
             link_path = self.topology.path(flight.home, flight.decoder)
             self.network.send(
-                link_path, tokens * self._fabric.token_bytes, "pd-transfer", self._sent,
-                (flight, flight.landing),
-            )  # fmt: skip
+                link_path, nbytes, "pd-transfer", self._sent, (flight, flight.landing)
+            )
         elif flight.prepared and not flight.sending:
             self._transferred(flight)
 
@@ -516,8 +501,7 @@ class Cluster(InstanceEvents):
         flight.out_ns = self.loop.now_ns
         if flight.request.answer_leaf >= 0:
             instance.store_answer(flight)
-            leaf = flight.request.answer_leaf
-            self._seen_up_to(leaf + 1)[leaf] = 1
+            self._unlimited.answered(flight.request.answer_leaf)
         instance.finished += 1
         self._requests.finished += 1
         if flight.measured:
@@ -596,9 +580,14 @@ class Cluster(InstanceEvents):
             if router.in_hand is not None:
                 yield from router.in_hand.work
 
-    def _say(self, event: str, flight: Flight, instance: int) -> None:
+    def _say(self, event: str, flight: Flight, instance: int, moved: Moved | None = None) -> None:
         if self._emit is not None:
-            self._emit(self.loop.now_ns, event, flight.request.number, instance)
+            self._emit(self.loop.now_ns, event, flight.request.number, instance, moved)
+
+    def _say_moved(self, event: str, pool: BlockPool, blocks: int) -> None:
+        """Tell what happens in a place for no request alone."""
+        assert self._emit is not None
+        self._emit(self.loop.now_ns, event, -1, -1, _moved(pool, blocks * self.block_bytes))
 
     # --- preemption --------------------------------------------------------------------------
 
@@ -606,7 +595,10 @@ class Cluster(InstanceEvents):
         """A flight has left the batch for want of memory; give the memory back."""
         self._requests.preemptions += 1
         flight.out_ns = self.loop.now_ns if decoded else flight.out_ns
-        self._say("preempt", flight, instance.number)
+        hold = flight.hold
+        assert hold is not None
+        lost = (hold.private + hold.shared) * self.block_bytes
+        self._say("preempt", flight, instance.number, Moved("hbm", instance.number, lost))
         if self._rules.preemption == "abort":
             number = self._retries.another(flight, instance.number)
             if number < 0:
@@ -616,8 +608,6 @@ class Cluster(InstanceEvents):
             return
         if not decoded and flight.decoder not in (-1, flight.home):
             self._forget_decoder(flight)
-        hold = flight.hold
-        assert hold is not None
         kept = flight.request.prompt_tokens + flight.generated - 1 if decoded else 0
         swapped = (
             decoded and self._rules.preemption == "swap" and self._swap_out(instance, flight, kept)
@@ -668,10 +658,9 @@ class Cluster(InstanceEvents):
             return False
         flight.swapped = blocks
         flight.loads += 1
-        link_path = self.storage.path_into(host, instance.number)
-        self.network.send(
-            link_path, blocks * self.block_bytes, "swap-out", self._swapped_out, (instance, flight)
-        )
+        link_path, nbytes = self.storage.path_into(host, instance.number), blocks * self.block_bytes
+        self._say("swap-out", flight, instance.number, _moved(host, nbytes))
+        self.network.send(link_path, nbytes, "swap-out", self._swapped_out, (instance, flight))
         return True
 
     def _swapped_out(self, what: tuple[Instance, Flight]) -> None:
@@ -683,10 +672,10 @@ class Cluster(InstanceEvents):
         """Memory is there again: bring the state back."""
         host = instance.tiers[1]
         self.counts.turn(flight, TRANSFER)
-        self.network.send(
-            self.storage.path_from(host, instance.number), flight.swapped * self.block_bytes,
-            "swap-in", self._swapped_in, (instance, flight),
-        )  # fmt: skip
+        link_path = self.storage.path_from(host, instance.number)
+        nbytes = flight.swapped * self.block_bytes
+        self._say("swap-in", flight, instance.number, _moved(host, nbytes))
+        self.network.send(link_path, nbytes, "swap-in", self._swapped_in, (instance, flight))
 
     def _swapped_in(self, what: tuple[Instance, Flight]) -> None:
         instance, flight = what
@@ -695,3 +684,7 @@ class Cluster(InstanceEvents):
         flight.swapped = 0
         instance.join(flight)
         instance.nudge()
+
+
+def _moved(pool: BlockPool, nbytes: int) -> Moved:
+    return Moved(TIERS[pool.tier], pool.index, nbytes)

@@ -92,6 +92,7 @@ class Flight:
     landed_ns: int = -1  # all of it is
     out_ns: int = -1  # its latest token is out
     order: int = 0  # the n-th to be admitted where it is: the last one is preempted first
+    begun: int = 0  # the n-th beginning where it is, of a prompt or of an answer
     joined_step: int = 0
     finish_step: int = 0
     ticket: int = 0  # of the batch that it decodes in; 0: in none

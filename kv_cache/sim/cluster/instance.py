@@ -9,9 +9,7 @@ It must never hold memory while it waits for memory of another instance: who is 
 has been admitted to prefill before, and the oldest is never preempted for a younger one.
 """
 
-from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import takewhile
 
@@ -20,67 +18,19 @@ from kv_cache.sim.cluster.counts import MOST_GAPS, ClusterCounts
 from kv_cache.sim.cluster.event_loop import STEPS
 from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, Flight, Hold
+from kv_cache.sim.cluster.instance_events import InstanceEvents
+from kv_cache.sim.cluster.preemption import VICTIMS
 from kv_cache.sim.cluster.prefix_match import PrefixPart, is_ready, match, unpin
 from kv_cache.sim.cluster.scheduler_rules import Rules
 from kv_cache.sim.cluster.segments import BlockPool, blocks_of
 from kv_cache.sim.cluster.waiting_queue import WaitingQueue
 
 
-class InstanceEvents(ABC):
-    """What an instance reports to the coordinator of all instances. The laws:
-
-    1. An instance reports between two of its steps; it has booked the change before it reports it.
-    2. Each report is made once, in the order of the events; a flight is with one instance at a
-       time, but for one that prefills here while memory waits for it where it decodes.
-    3. A report may call back: `enqueue`, `join`, `prefill` and `nudge` at once, of any instance.
-       Only `kick` does not begin again while it runs.
-    """
-
-    @abstractmethod
-    def admitted(self, instance: "Instance", flight: Flight) -> None:
-        """A flight has its memory, and is out of the queue."""
-
-    @abstractmethod
-    def declined(self, flight: Flight) -> None:
-        """There is no memory for a flight that was offered."""
-
-    @abstractmethod
-    def prefix_matched(
-        self, instance: "Instance", flight: Flight, parts: Sequence[PrefixPart]
-    ) -> None:
-        """The stored prefix of a flight is pinned; what is not in HBM has to be loaded."""
-
-    @abstractmethod
-    def prompt_secured(self, flight: Flight) -> None:
-        """All of a prompt has memory where it prefills, and will be computed: only now may it hold
-        memory elsewhere."""
-
-    @abstractmethod
-    def chunk_computed(self, flight: Flight) -> None:
-        """A part of a prompt is computed that is decoded elsewhere."""
-
-    @abstractmethod
-    def prompt_computed(self, instance: "Instance", flight: Flight) -> None:
-        """All of a prompt is there, computed or loaded: the first token is out."""
-
-    @abstractmethod
-    def answered(self, instance: "Instance", flight: Flight) -> None:
-        """The last token is out."""
-
-    @abstractmethod
-    def preempted(self, instance: "Instance", flight: Flight, *, decoded: bool) -> None:
-        """A flight has left the batch for want of memory, which it still holds."""
-
-    @abstractmethod
-    def swap_in(self, instance: "Instance", flight: Flight) -> None:
-        """There is memory for a flight that was swapped out."""
-
-
 class Instance:
     __slots__ = (
-        "_chunks", "_counts", "_epoch", "_events", "_fabric", "_fresh", "_joining", "_kicking",
-        "_last_out_ns", "_orders", "_preempted", "_run_began", "_run_steps", "_slacks", "_storage",
-        "busy", "busy_ns", "compute", "context", "decode_tokens", "decoding",
+        "_choose", "_chunks", "_counts", "_epoch", "_events", "_fabric", "_fresh", "_joining",
+        "_kicking", "_last_out_ns", "_orders", "_preempted", "_run_began", "_run_steps", "_slacks",
+        "_storage", "busy", "busy_ns", "compute", "context", "decode_tokens", "decoding",
         "finished", "finishing", "grown", "max_seqs", "measured_decoding", "members", "number",
         "pool", "preemptions", "prefill_tokens", "prefilling", "requests", "role", "rules",
         "step_ns", "steps", "tiers", "waiting",
@@ -130,6 +80,7 @@ class Instance:
         self._last_out_ns = 0
         self._fresh: list[Flight] = []
         self._joining: list[Flight] = []  # from the next step on
+        self._choose = VICTIMS[rules.victim]
         self._preempted = False  # any flight, since the last admission
         self._kicking = False
         self.grown = 0  # blocks taken for the decode part of a step with chunks
@@ -246,7 +197,7 @@ class Instance:
         if evicted is None:
             unpin(parts)
             return False
-        flight.order = self._next_order()
+        flight.order = flight.begun = self._next_order()
         hold = flight.hold = Hold(pool)
         hold.shared = shared
         if private > 0:
@@ -402,8 +353,8 @@ class Instance:
         if need <= 0:
             return True
         while not self._storage.take(self.pool, need):
-            victim = self._youngest()
-            if victim is None or victim.order <= flight.order:
+            victim = self._victim(flight.order)
+            if victim is None:
                 return False
             self._preempt(victim)
         hold.private += need
@@ -453,6 +404,7 @@ class Instance:
         self._counts.turn(flight, DECODE)
         left = flight.request.output_tokens - flight.generated
         kept = flight.request.prompt_tokens + flight.generated - 1
+        flight.begun = self._next_order()
         flight.joined_step = self.steps
         flight.finish_step = self.steps + left
         self._counts.tickets += 1
@@ -655,23 +607,30 @@ class Instance:
         return need
 
     def _preempt_for_growth(self) -> None:
-        victim = self._youngest()
+        victim = self._victim()
         assert victim is not None, "who decodes can be preempted"
         self._preempt(victim)
 
-    def _youngest(self) -> Flight | None:
-        """Find the flight admitted last among those that can be preempted now."""
+    def _victim(self, after: int = 0) -> Flight | None:
+        """Choose among the flights that can be preempted now, admitted later than the `after`-th,
+        by the rule."""
         chunks = {flight for flight, _ in self._chunks}
-        for flight in reversed(self.members):
-            if flight.phase == DECODE or (
-                flight.phase == PREFILL
-                and flight.home == self.number
-                and flight not in chunks
-                and not flight.loads
-                and flight.computed < flight.target
-            ):
-                return flight
-        return None
+        able = (
+            flight
+            for flight in reversed(self.members)
+            if flight.order > after
+            and (
+                flight.phase == DECODE
+                or (
+                    flight.phase == PREFILL
+                    and flight.home == self.number
+                    and flight not in chunks
+                    and not flight.loads
+                    and flight.computed < flight.target
+                )
+            )
+        )
+        return self._choose(able)
 
     def _preempt(self, flight: Flight) -> None:
         self.preemptions += 1

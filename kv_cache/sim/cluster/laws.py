@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from kv_cache.core.errors import BrokenLawError
 from kv_cache.sim.cluster.facts import first_token_parts
 from kv_cache.sim.cluster.flight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
+from kv_cache.sim.cluster.outcome import Moved, OnEvent
 from kv_cache.sim.cluster.segments import BlockPool, Segment
 
 if TYPE_CHECKING:
-    from kv_cache.sim.cluster.cluster import Cluster, OnEvent
+    from kv_cache.sim.cluster.cluster import Cluster
     from kv_cache.sim.cluster.instance import Instance
 
 Law = Callable[["Cluster"], None]
@@ -332,8 +333,9 @@ _LAW: Mapping[str, tuple[int, int]] = {
         ("arrival", "", 0),
         ("route", "arrival", 0), ("admit", "route", 0), ("load", "route", 0),
         ("first-token", "admit", 0), ("transfer", "admit", 0), ("decode", "first-token", 0),
-        ("preempt", "admit", 0), ("finish", "first-token", _ENDED),
-        ("reject", "arrival", _ENDED), ("abort", "arrival", _ENDED),
+        ("preempt", "admit", 0), ("swap-out", "admit", 0), ("swap-in", "admit", 0),
+        ("finish", "first-token", _ENDED), ("reject", "arrival", _ENDED),
+        ("abort", "arrival", _ENDED),
     )
 }  # fmt: skip
 """Of each kind what a request must have had before, and what it has then (a bit for each)."""
@@ -343,24 +345,27 @@ class Log:
     """Stands between the cluster and who listens: every request has one arrival, then what follows
     from what was before, then one end and nothing after it; and time never goes back."""
 
-    def __init__(self, listener: "OnEvent | None" = None) -> None:
+    def __init__(self, listener: OnEvent | None = None) -> None:
         self._had = had = bytearray()  # of each request, the bits
         law, broken = _LAW, self._broken
         latest_ns = 0
 
-        def hear(at_ns: int, kind: str, number: int, instance: int) -> None:
+        def hear(
+            at_ns: int, kind: str, number: int, instance: int, moved: Moved | None = None, /
+        ) -> None:
             nonlocal latest_ns
             assert at_ns >= latest_ns, f"time goes back to {at_ns} ns"
             latest_ns = at_ns
             if number >= len(had):
                 had.extend(bytes(number + 1 - len(had) + len(had) // 2))
-            before, then = law[kind]
-            so_far = had[number]
-            if so_far & before != before or so_far >= (1 if kind == "arrival" else _ENDED):
-                broken(kind, number, so_far)
-            had[number] = so_far | then
+            if number >= 0:
+                before, then = law[kind]
+                so_far = had[number]
+                if so_far & before != before or so_far >= (1 if kind == "arrival" else _ENDED):
+                    broken(kind, number, so_far)
+                had[number] = so_far | then
             if listener is not None:
-                listener(at_ns, kind, number, instance)
+                listener(at_ns, kind, number, instance, moved)
 
         self.hear: OnEvent = hear
 

@@ -10,9 +10,27 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_hardware import GpuGroup
+
+
+class Moved(NamedTuple):
+    """Bytes that an event moves or frees, and the place that they are in, or come from."""
+
+    tier: str
+    place: int
+    nbytes: int
+
+
+class OnEvent(Protocol):
+    """Hears each event; `number` and `instance` are -1 where it is of no request alone."""
+
+    def __call__(
+        self, at_ns: int, kind: str, number: int, instance: int, moved: Moved | None = None, /
+    ) -> None: ...
+
 
 REQUEST_COLUMNS = (
     "number", "arrival_ns", "queue_ns", "load_ns", "ttft_ns", "decode_queue_ns", "transfer_ns",

@@ -7,7 +7,8 @@ from kv_cache.core.units import GIB
 from kv_cache.sim.cluster.compute import ComputeModel, make_compute
 from kv_cache.sim.cluster.counts import ClusterCounts
 from kv_cache.sim.cluster.fabric import Fabric
-from kv_cache.sim.cluster.instance import Instance, InstanceEvents
+from kv_cache.sim.cluster.instance import Instance
+from kv_cache.sim.cluster.instance_events import InstanceEvents
 from kv_cache.sim.cluster.scheduler_rules import rules_of
 
 

@@ -17,6 +17,7 @@ class Rules:
     reserve_all: bool
     reserve_prompt: bool
     preemption: str
+    victim: str
     central: bool  # whether requests wait in one queue for all instances
     max_queue: int
     max_retries: int
@@ -35,6 +36,7 @@ def rules_of(scenario: Scenario) -> Rules:
         reserve_all=section.reservation == "reserve-full",
         reserve_prompt=section.reservation != "on-demand",
         preemption=section.preemption,
+        victim=section.victim,
         central=section.queue == "central",
         max_queue=section.max_queue,
         max_retries=section.max_retries,

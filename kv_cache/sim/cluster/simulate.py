@@ -8,7 +8,7 @@ from math import inf
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import ConfigError
-from kv_cache.sim.cluster.cluster import Cluster, OnEvent
+from kv_cache.sim.cluster.cluster import Cluster
 from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
 from kv_cache.sim.cluster.instance import Instance
@@ -22,6 +22,7 @@ from kv_cache.sim.cluster.outcome import (
     ClusterTierFacts,
     Instances,
     LinkFacts,
+    OnEvent,
 )
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.requests import RequestSource

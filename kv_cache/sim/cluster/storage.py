@@ -6,7 +6,7 @@ What a request waits for is the cluster's (cluster.py), and what a pool keeps th
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from kv_cache.config.scenario import Scenario, TierSection
@@ -53,6 +53,8 @@ class ClusterStorage:
         self.prefetched: Counter[str] = Counter()
         self._below: dict[BlockPool, BlockPool | None] = {}
         self._counts = False  # whether any pool goes by uses
+        self.on_moved: Callable[[str, BlockPool, int], None] | None = None
+        """Hears what kind of thing happens to how many blocks of a place, if anybody listens."""
 
     # --- pools ----------------------------------------------------------------------------
 
@@ -121,6 +123,8 @@ class ClusterStorage:
     def evicted(self, pool: BlockPool, extents: list[BlockExtent], cause: str = "offload") -> None:
         """Offer blocks that have left a pool to the one below, or drop them. `cause` of the bytes
         that go down."""
+        if self.on_moved is not None:
+            self.on_moved("evict", pool, blocks_of(extents))
         below = self._below.get(pool)
         if below is not None and self._section.write_policy == "back":
             self._copy_down(pool, below, extents, cause)
@@ -186,9 +190,11 @@ class ClusterStorage:
                 if evicted:
                     self.evicted(below, evicted, cause)
         if segments:
-            nbytes = sum(p.end - p.start for p in segments) * self._block_bytes
+            blocks = sum(p.end - p.start for p in segments)
+            if self.on_moved is not None:
+                self.on_moved(cause, pool, blocks)
             self._network.send(
-                self.path_into(below, pool.vertex), nbytes, cause,
+                self.path_into(below, pool.vertex), blocks * self._block_bytes, cause,
                 self._written_through if cause == _THROUGH else self._copied, (below, segments),
             )  # fmt: skip
         if onward:
@@ -248,8 +254,13 @@ class ClusterStorage:
             write = self._topology.device(name, target.index, "write")
             read = self._topology.device(TIERS[pool.tier], pool.index, "read")
             link_path = (read, *self._topology.path(pool.vertex, target.vertex), write)
-            nbytes = sum(new.end - new.start for _, new in pairs) * self._block_bytes
-            self._network.send(link_path, nbytes, "prefetch", self._fetched, (pool, target, pairs))
+            blocks = sum(new.end - new.start for _, new in pairs)
+            if self.on_moved is not None:
+                self.on_moved("prefetch", pool, blocks)
+            self._network.send(
+                link_path, blocks * self._block_bytes, "prefetch", self._fetched,
+                (pool, target, pairs),
+            )  # fmt: skip
 
     def _fetched(self, what: tuple[BlockPool, BlockPool, list[tuple[Segment, Segment]]]) -> None:
         pool, target, pairs = what
