@@ -33,7 +33,7 @@ from kv_cache.sim.cluster.unlimited import UnlimitedCache
 from kv_cache.sim.cluster.waiting_queue import WaitingQueue
 
 
-class Cluster(InstanceEvents):
+class Cluster(InstanceEvents[Instance]):
     """One run. Sizes are blocks wherever a name does not say bytes or tokens."""
 
     def __init__(

@@ -47,7 +47,7 @@ class Instance:
         *,
         fabric: Fabric,
         counts: ClusterCounts,
-        events: InstanceEvents,
+        events: "InstanceEvents[Instance]",
     ) -> None:
         self.number = number
         self.role = role

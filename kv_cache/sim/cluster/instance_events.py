@@ -2,16 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.prefix_match import PrefixPart
 
-if TYPE_CHECKING:
-    from kv_cache.sim.cluster.instance import Instance
+InstanceT = TypeVar("InstanceT", contravariant=True)
 
 
-class InstanceEvents(ABC):
+class InstanceEvents(ABC, Generic[InstanceT]):
     """What an instance reports to the coordinator of all instances. The laws:
 
     1. An instance reports between two of its steps; it has booked the change before it reports it.
@@ -22,7 +21,7 @@ class InstanceEvents(ABC):
     """
 
     @abstractmethod
-    def admitted(self, instance: "Instance", flight: Flight) -> None:
+    def admitted(self, instance: InstanceT, flight: Flight) -> None:
         """A flight has its memory, and is out of the queue."""
 
     @abstractmethod
@@ -31,7 +30,7 @@ class InstanceEvents(ABC):
 
     @abstractmethod
     def prefix_matched(
-        self, instance: "Instance", flight: Flight, parts: Sequence[PrefixPart]
+        self, instance: InstanceT, flight: Flight, parts: Sequence[PrefixPart]
     ) -> None:
         """The stored prefix of a flight is pinned; what is not in HBM has to be loaded."""
 
@@ -45,17 +44,17 @@ class InstanceEvents(ABC):
         """A part of a prompt is computed that is decoded elsewhere."""
 
     @abstractmethod
-    def prompt_computed(self, instance: "Instance", flight: Flight) -> None:
+    def prompt_computed(self, instance: InstanceT, flight: Flight) -> None:
         """All of a prompt is there, computed or loaded: the first token is out."""
 
     @abstractmethod
-    def answered(self, instance: "Instance", flight: Flight) -> None:
+    def answered(self, instance: InstanceT, flight: Flight) -> None:
         """The last token is out."""
 
     @abstractmethod
-    def preempted(self, instance: "Instance", flight: Flight, *, decoded: bool) -> None:
+    def preempted(self, instance: InstanceT, flight: Flight, *, decoded: bool) -> None:
         """A flight has left the batch for want of memory, which it still holds."""
 
     @abstractmethod
-    def swap_in(self, instance: "Instance", flight: Flight) -> None:
+    def swap_in(self, instance: InstanceT, flight: Flight) -> None:
         """There is memory for a flight that was swapped out."""

@@ -13,7 +13,9 @@ from kv_cache.sim.cluster.scheduler_rules import rules_of
 
 
 class Roster:
-    def __init__(self, fabric: Fabric, counts: ClusterCounts, events: InstanceEvents) -> None:
+    def __init__(
+        self, fabric: Fabric, counts: ClusterCounts, events: InstanceEvents[Instance]
+    ) -> None:
         self._fabric = fabric
         self._counts = counts
         self._events = events
