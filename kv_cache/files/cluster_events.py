@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from kv_cache.sim.cluster.outcome import Moved, OnEvent
+from kv_cache.sim.cluster.outcome import EventBytes, OnEvent
 
 LINES = ('{"at_ms":', '{"run":')
 """How lines begin."""
@@ -33,7 +33,7 @@ class EventLog:
         self._file = file
         self._several = several
         self._flat: list[int | str] = []
-        self._moved: dict[int, Moved] = {}  # by the place of the event in the list
+        self._moved: dict[int, EventBytes] = {}  # by the place of the event in the list
         self._line = ""
         self._lines = ""
         self._line_with_id = ""
@@ -56,7 +56,7 @@ class EventLog:
         bytes_of = self._moved
 
         def on_event(
-            at_ns: int, kind: str, number: int, instance: int, moved: Moved | None = None, /
+            at_ns: int, kind: str, number: int, instance: int, moved: EventBytes | None = None, /
         ) -> None:
             if moved is not None:
                 bytes_of[len(flat) // 4] = moved

@@ -19,7 +19,7 @@ from kv_cache.config.scenario import VICTIMS, Scenario
 from kv_cache.sim.cluster.compute import make_compute
 from kv_cache.sim.cluster.facts import first_token_parts
 from kv_cache.sim.cluster.laws import AT_END, LAWS
-from kv_cache.sim.cluster.outcome import ClusterOutcome, Moved
+from kv_cache.sim.cluster.outcome import ClusterOutcome, EventBytes
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
 from kv_cache.sim.cluster.simulate import simulate
@@ -73,12 +73,14 @@ class Turns:
 
 
 def served(
-    scenario: Scenario, moved: list[tuple[str, Moved]] | None = None
+    scenario: Scenario, moved: list[tuple[str, EventBytes]] | None = None
 ) -> tuple[ClusterOutcome, list[tuple[int, str, int, int]]]:
     """With the log that the run told, and in `moved` the kinds of events that had bytes."""
     events: list[tuple[int, str, int, int]] = []
 
-    def hear(at_ns: int, kind: str, number: int, where: int, some: Moved | None = None, /) -> None:
+    def hear(
+        at_ns: int, kind: str, number: int, where: int, some: EventBytes | None = None, /
+    ) -> None:
         if number >= 0:
             events.append((at_ns, kind, number, where))
         if some is not None and moved is not None:
@@ -103,7 +105,7 @@ def test_every_law_holds_in_scenarios_drawn_at_random(batch: int) -> None:
     for seed in range(batch * BATCH, (batch + 1) * BATCH):
         values = with_newer_rules(with_admission(random_values(seed), seed), seed)
         scenario = scenario_of(values)
-        moved: list[tuple[str, Moved]] = []
+        moved: list[tuple[str, EventBytes]] = []
         outcome, events = served(scenario, moved)
         assert all(outcome.checks[law] for law in (*LAWS, *AT_END)), "a law was not asked"
         every_request_ends_once(outcome, events)
@@ -162,7 +164,7 @@ def times_are_in_order(outcome: ClusterOutcome) -> None:
 
 
 def bytes_of_the_log_are_those_of_links_and_places(
-    outcome: ClusterOutcome, moved: Sequence[tuple[str, Moved]]
+    outcome: ClusterOutcome, moved: Sequence[tuple[str, EventBytes]]
 ) -> None:
     """Links and places count from the first measured request on, the log from the first."""
     if outcome.scenario.workload.warmup_requests:

@@ -10,7 +10,7 @@ from kv_cache.config.profile import Cell, Profile, Service
 from kv_cache.core.errors import ConfigError
 from kv_cache.sim.cluster.facts import facts, first_token_parts
 from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
-from kv_cache.sim.cluster.outcome import ClusterOutcome, Moved, OnEvent
+from kv_cache.sim.cluster.outcome import ClusterOutcome, EventBytes, OnEvent
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.simulate import simulate
@@ -180,7 +180,7 @@ def test_who_loses_its_memory_is_chosen_by_the_rule(victim: str, preempted: int)
     }
     lost: list[tuple[int, int]] = []
 
-    def hear(_: int, kind: str, number: int, __: int, moved: Moved | None = None, /) -> None:
+    def hear(_: int, kind: str, number: int, __: int, moved: EventBytes | None = None, /) -> None:
         if kind == "preempt" and moved is not None:
             lost.append((number, moved.nbytes))
 

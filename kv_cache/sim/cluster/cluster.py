@@ -20,7 +20,7 @@ from kv_cache.sim.cluster.flight import ENDED, QUEUED, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.instance_events import InstanceEvents
-from kv_cache.sim.cluster.outcome import Moved, OnEvent
+from kv_cache.sim.cluster.outcome import EventBytes, OnEvent
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.prefix_match import PrefixPart
 from kv_cache.sim.cluster.requests import ClusterRequest, RequestSource
@@ -451,7 +451,7 @@ class Cluster(InstanceEvents[Instance]):
             tokens = min(tokens, section.chunk_blocks * self.block_tokens)
         if tokens > 0:
             nbytes = tokens * self._fabric.token_bytes
-            self._say("transfer", flight, flight.decoder, Moved("hbm", flight.home, nbytes))
+            self._say("transfer", flight, flight.decoder, EventBytes("hbm", flight.home, nbytes))
             flight.sent += tokens
             flight.sending += 1
             if flight.send_ns < 0:
@@ -580,7 +580,9 @@ class Cluster(InstanceEvents[Instance]):
             if router.in_hand is not None:
                 yield from router.in_hand.work
 
-    def _say(self, event: str, flight: Flight, instance: int, moved: Moved | None = None) -> None:
+    def _say(
+        self, event: str, flight: Flight, instance: int, moved: EventBytes | None = None
+    ) -> None:
         if self._emit is not None:
             self._emit(self.loop.now_ns, event, flight.request.number, instance, moved)
 
@@ -598,7 +600,7 @@ class Cluster(InstanceEvents[Instance]):
         hold = flight.hold
         assert hold is not None
         lost = (hold.private + hold.shared) * self.block_bytes
-        self._say("preempt", flight, instance.number, Moved("hbm", instance.number, lost))
+        self._say("preempt", flight, instance.number, EventBytes("hbm", instance.number, lost))
         if self._rules.preemption == "abort":
             number = self._retries.another(flight, instance.number)
             if number < 0:
@@ -686,5 +688,5 @@ class Cluster(InstanceEvents[Instance]):
         instance.nudge()
 
 
-def _moved(pool: BlockPool, nbytes: int) -> Moved:
-    return Moved(TIERS[pool.tier], pool.index, nbytes)
+def _moved(pool: BlockPool, nbytes: int) -> EventBytes:
+    return EventBytes(TIERS[pool.tier], pool.index, nbytes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kv_cache.core.errors import BrokenLawError
 from kv_cache.sim.cluster.facts import first_token_parts
 from kv_cache.sim.cluster.flight import DECODE, ENDED, PREFILL, QUEUED, TRANSFER, Flight
-from kv_cache.sim.cluster.outcome import Moved, OnEvent
+from kv_cache.sim.cluster.outcome import EventBytes, OnEvent
 from kv_cache.sim.cluster.segments import BlockPool, Segment
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ class Log:
         latest_ns = 0
 
         def hear(
-            at_ns: int, kind: str, number: int, instance: int, moved: Moved | None = None, /
+            at_ns: int, kind: str, number: int, instance: int, moved: EventBytes | None = None, /
         ) -> None:
             nonlocal latest_ns
             assert at_ns >= latest_ns, f"time goes back to {at_ns} ns"

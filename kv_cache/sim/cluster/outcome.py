@@ -16,7 +16,7 @@ from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_hardware import GpuGroup
 
 
-class Moved(NamedTuple):
+class EventBytes(NamedTuple):
     """Bytes that an event moves or frees, and the place that they are in, or come from."""
 
     tier: str
@@ -28,7 +28,7 @@ class OnEvent(Protocol):
     """Hears each event; `number` and `instance` are -1 where it is of no request alone."""
 
     def __call__(
-        self, at_ns: int, kind: str, number: int, instance: int, moved: Moved | None = None, /
+        self, at_ns: int, kind: str, number: int, instance: int, moved: EventBytes | None = None, /
     ) -> None: ...
 
 
