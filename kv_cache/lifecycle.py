@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from kv_cache.cache.copies import NO_POSITIONS, Position, positions_of
 from kv_cache.cache.counts import CopyTally
+from kv_cache.cache.ledger import Claim
 from kv_cache.cache.manager import CacheManager
 from kv_cache.cache.plans import RoomPlan
 from kv_cache.core.block import Block, Key
@@ -390,9 +391,9 @@ def _load(p: _Progress, pinned: Sequence[CopyRef], cause: Cause) -> Step:
 
 def _read(p: _Progress, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef]) -> Step:
     done = yield Transfer(tuple(Read(ref, cause) for ref in refs))
-    p.now_ns = done.at_ns
-    for ref, result in zip(refs, done.ops, strict=True):
-        _end_load(p, ref, result, cause, bad)
+    p.now_ns, failures = done.at_ns, done.failures
+    for number, ref in enumerate(refs):
+        _end_load(p, ref, failures.get(number), cause, bad)
 
 
 def _promote(
@@ -405,15 +406,17 @@ def _promote(
         return
     pairs = tuple(zip(refs, plan.targets, strict=True))
     done = yield Transfer(tuple(Move(ref, target, Cause.PROMOTION) for ref, target in pairs))
-    p.now_ns = done.at_ns
-    for (ref, target), result in zip(pairs, done.ops, strict=True):
-        cache.end_write(target, ok=result.ok)
-        _end_load(p, ref, result, cause, bad)
+    p.now_ns, failures = done.at_ns, done.failures
+    for number, (ref, target) in enumerate(pairs):
+        cache.end_write(target, ok=number not in failures)
+        _end_load(p, ref, failures.get(number), cause, bad)
 
 
-def _end_load(p: _Progress, ref: CopyRef, result: OpDone, cause: Cause, bad: list[CopyRef]) -> None:
+def _end_load(
+    p: _Progress, ref: CopyRef, failure: OpDone | None, cause: Cause, bad: list[CopyRef]
+) -> None:
     """Release the pin. Data that could not be read fails the request; it is never a hit."""
-    readable = result.failed is not OpKind.READ
+    readable = failure is None or failure.failed is not OpKind.READ
     delete = p.world.cache.end_read(ref, ok=readable)
     if delete is not None:
         bad.append(delete)
@@ -421,7 +424,7 @@ def _end_load(p: _Progress, ref: CopyRef, result: OpDone, cause: Cause, bad: lis
         p.loaded_bytes += ref.nbytes
         return
     p.unreadable.add(ref.copy_id)
-    p.fail(result.error or "read-failed")
+    p.fail((failure and failure.error) or "read-failed")
     if cause is Cause.DECODE:
         p.decode_hits -= 1
 
@@ -510,13 +513,14 @@ def _write(p: _Progress | _Background, plan: RoomPlan, cause: Cause) -> Step:
         p.fail(ROOM_LOST)
         return
     done = yield Transfer(tuple(Write(ref, cause) for ref in plan.targets))
-    p.now_ns = done.at_ns
-    for ref, result in zip(plan.targets, done.ops, strict=True):
-        cache.end_write(ref, ok=result.ok)
-        if result.ok:
+    p.now_ns, failures = done.at_ns, done.failures
+    for number, ref in enumerate(plan.targets):
+        failure = failures.get(number)
+        cache.end_write(ref, ok=failure is None)
+        if failure is None:
             p.stored_bytes += ref.nbytes
         else:
-            p.fail(result.error or "write-failed")
+            p.fail(failure.error or "write-failed")
 
 
 def _write_through(p: _Progress | _Background, keys: Sequence[Key]) -> Step:
@@ -568,19 +572,20 @@ def _copy(
     own."""
     cache = world.cache
     yield from _make_room(plan, world, 0, charged)
-    ops: Sequence[OpDone] = ()
-    if cache.begin_writes(plan):
+    failures: dict[int, OpDone] = {}
+    written = cache.begin_writes(plan)
+    if written:
         pairs = zip(refs, plan.targets, strict=True)
         done = yield Transfer(tuple(Move(ref, target, cause) for ref, target in pairs))
-        ops = done.ops
-        for target, result in zip(plan.targets, ops, strict=True):
-            cache.end_write(target, ok=result.ok)
-    readable = [op.failed is not OpKind.READ for op in ops] or [True] * len(refs)
-    left = [cache.end_read(ref, ok=ok) for ref, ok in zip(refs, readable, strict=True)]
+        failures = done.failures
+        for number, target in enumerate(plan.targets):
+            cache.end_write(target, ok=number not in failures)
+    unreadable = {number for number, each in failures.items() if each.failed is OpKind.READ}
+    left = [cache.end_read(ref, ok=i not in unreadable) for i, ref in enumerate(refs)]
     bad = [ref for ref in left if ref is not None]
     if bad:
         yield from _delete(bad, Cause.DISCARD, world)
-    return [op.ok for op in ops] or [False] * len(refs)
+    return [written and number not in failures for number in range(len(refs))]
 
 
 def _make_room(
@@ -594,8 +599,7 @@ def _make_room(
         if level.drops:
             done = yield Transfer(tuple(Delete(ref, evicted) for ref in level.drops))
             now_ns = done.at_ns
-            for ref, result in zip(level.drops, done.ops, strict=True):
-                cache.end_drop(ref, ok=_gone(result), claim=level.claim)
+            _end_drops(level.drops, done, world, level.claim)
         if not level.demotions:
             continue
         ready = cache.begin_demotions(level)
@@ -603,8 +607,9 @@ def _make_room(
             moves = tuple(Move(d.source, d.target, demoted) for d in ready)
             done = yield Transfer(moves)
             now_ns = done.at_ns
-            for demotion, result in zip(ready, done.ops, strict=True):
-                cache.end_demotion(demotion, ok=result.ok)
+            failures = done.failures
+            for number, demotion in enumerate(ready):
+                cache.end_demotion(demotion, ok=number not in failures)
         sources = [d.source for d in level.demotions]
         for ref in sources:
             while cache.pinned(ref):
@@ -612,22 +617,26 @@ def _make_room(
                 now_ns = done.at_ns
         done = yield Transfer(tuple(Delete(ref, demoted) for ref in sources))
         now_ns = done.at_ns
-        for ref, result in zip(sources, done.ops, strict=True):
-            cache.end_drop(ref, ok=_gone(result), claim=level.claim)
+        _end_drops(sources, done, world, level.claim)
     return now_ns
 
 
 def _delete(refs: Sequence[CopyRef], cause: Cause, world: World) -> Generator[Effect, Done, int]:
     done = yield Transfer(tuple(Delete(ref, cause) for ref in refs))
-    for ref, result in zip(refs, done.ops, strict=True):
-        world.cache.end_drop(ref, ok=_gone(result))
+    _end_drops(refs, done, world)
     return done.at_ns
 
 
-def _gone(result: OpDone) -> bool:
-    """Return whether a delete has left nothing; if something else was quicker, the operation's
-    record shows it."""
-    return result.ok or result.error == VANISHED
+def _end_drops(
+    refs: Sequence[CopyRef], done: Done, world: World, claim: Claim | None = None
+) -> None:
+    """End deletes. If something else was quicker than one, nothing is left either, and the
+    operation's record shows it."""
+    failures = done.failures
+    for number, ref in enumerate(refs):
+        failure = failures.get(number)
+        gone = failure is None or failure.error == VANISHED
+        world.cache.end_drop(ref, ok=gone, claim=claim)
 
 
 def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:

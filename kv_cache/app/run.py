@@ -215,7 +215,7 @@ class _Running:
         plan = RunPlan(job.config, job.load, job.specs, job.seed, filled, load_of_rounds(job))
         hooks = RunHooks(
             on_record=watchers.on_record,
-            on_op=watchers.on_op,
+            on_op=watchers.op_watcher,
             on_arrival=watchers.on_arrival,
             on_latencies=watchers.on_latencies,
             together=job.start.seat,
@@ -277,7 +277,7 @@ class _Running:
                 job.seed,
                 progress=bar.to,
                 on_record=watchers.on_record,
-                on_op=watchers.on_op,
+                on_op=watchers.op_watcher,
                 on_leg=watchers.on_leg,
                 on_arrival=watchers.on_arrival,
                 on_latencies=watchers.on_latencies,

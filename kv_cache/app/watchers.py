@@ -1,6 +1,6 @@
 """Who is told of each request and operation of a run: the files that were asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from kv_cache.app.prepare import Job
 from kv_cache.app.run_directory import RunDirectory
 from kv_cache.config.schema import print_config
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.effect import Leg, Op, OpDone
 from kv_cache.core.kinds import Phase
 from kv_cache.core.record import RequestRecord
@@ -84,7 +85,14 @@ class Watchers:
         if self._dump is not None and (row := dump_row(record)) is not None:
             self._dump.add(row)
 
-    def on_op(self, done: OpDone) -> None:
+    @property
+    def op_watcher(self) -> Callable[[OpDone], None]:
+        """What is told of each operation, if anything is to be written of them."""
+        output = self._job.config.output
+        records = self._job.run_directory is not None and output.records
+        return self._on_op if records or output.io_trace_log is not None else ignore
+
+    def _on_op(self, done: OpDone) -> None:
         if self._transfers is not None:
             self._transfers.add(done)
         if self._io_trace is not None:

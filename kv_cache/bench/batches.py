@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
 from kv_cache.core.effect import ABORTED, CopyRef, Move, Read, Write
@@ -84,8 +87,8 @@ class BatchMover:
     ) -> None:  # fmt: skip
         """`reads` says what is verified of a read. So many pieces as `transfers` is deep may be in
         flight of all calls together, beside one of each."""
-        self.transfers, self._payload, self._clock = transfers, payload, clock
-        self._abort, self._reads = abort, reads
+        self.transfers, self.payload, self._clock = transfers, payload, clock
+        self._abort, self.reads = abort, reads
         self._spare, self._lock = transfers.depth - 1, threading.Lock()
 
     def can_move(self, capabilities: Capability) -> bool:
@@ -98,7 +101,7 @@ class BatchMover:
         for chunks, _ in _waves(batch, pool.buffer_bytes):
             buffer = pool.take()
             try:
-                self._move(chunks, buffer, self._reads, how=how)
+                self._move(chunks, buffer, self.reads, how=how)
             finally:
                 pool.give(buffer)
 
@@ -106,11 +109,11 @@ class BatchMover:
         """Write what the sinks of a batch shall hold."""
         for chunks, pages in _waves(batch, pool.buffer_bytes):
             first = chunks[0]
-            tint = self._payload.tint(first.of.ref, first.offset)
+            tint = self.payload.tint(first.of.ref, first.offset)
             buffer = pool.take(tint)
             try:
-                begin = self._payload.place(first.of.ref, pages)
-                self._payload.fill(buffer, begin + pages, tint)
+                begin = self.payload.place(first.of.ref, pages)
+                self.payload.fill(buffer, begin + pages, tint)
                 moved = [chunk._replace(page=begin + chunk.page) for chunk in chunks]
                 self._move(moved, buffer, Does.WRITE | Does.STAMPED, how=how)
             finally:
@@ -130,7 +133,7 @@ class BatchMover:
         for chunks, _ in _waves([reader for reader, _ in pairs], pool.buffer_bytes):
             buffer = pool.take()
             try:
-                self._move(chunks, buffer, self._reads, how=source)
+                self._move(chunks, buffer, self.reads, how=source)
                 read = [chunk for chunk in chunks if chunk.of.error is None]
                 written = [chunk._replace(of=writing[id(chunk.of)]) for chunk in read]
                 self._move(written, buffer, Does.WRITE, how=target)
@@ -151,7 +154,7 @@ class BatchMover:
         Return its bytes. Raises StoreError."""
         writes = timer.kind is OpKind.WRITE
         n = min(len(buffer.array), ref.nbytes - offset)
-        does = _done_to(Does.WRITE if writes else self._reads, how)
+        does = done_to(Does.WRITE if writes else self.reads, how)
         pieces = list(self._pieces(0, end.spans, ref, offset, n, buffer.address, does))
         timer.begin()
         for moved in self._run(PieceTable(pieces), how=how):
@@ -178,21 +181,39 @@ class BatchMover:
             with self._lock:
                 self._spare += more
 
+    def at_once(self, how: Capability) -> int:
+        """Return how many threads move objects of one call of a store of these capabilities."""
+        return self.transfers.depth if Capability.AT_ONCE in how else 1
+
+    def work_off(self, rows: npt.NDArray[np.void], *, apart: int, slots: int) -> None:
+        """Transfer the rows of a table of columns: by so many threads, each with a place of its own
+        in memory, which are `apart` bytes from each other."""
+        if slots > 1:
+            self.transfers.share_out(rows, self._abort, apart=apart, slots=slots)
+        else:
+            self.transfers.work_off(rows, self._abort)
+
+    def tell(self, one: Batched, rows: Iterable[tuple[Piece, Moved]]) -> None:
+        """Note what became of the pieces of an object that were moved."""
+        chunk = _Chunk(one, 0, one.ref.nbytes, 0)
+        for piece, moved in rows:
+            self._tell(chunk, piece, moved, writes=one.timer.kind is OpKind.WRITE)
+
     def _move(
         self, chunks: Sequence[_Chunk], buffer: Buffer, does: Does, *, how: Capability
     ) -> None:
         live = [chunk for chunk in chunks if chunk.of.error is None]
-        writes, done_to = bool(does & Does.WRITE), _done_to(does, how)
+        writes, all_of = bool(does & Does.WRITE), done_to(does, how)
         owners: list[_Chunk] = []
         firsts: list[int] = []
         pieces: list[Piece] = []
         for number, chunk in enumerate(live):
             of, address = chunk.of, buffer.address + chunk.page * PAGE_BYTES
             rows = self._pieces(
-                number, of.spans, of.ref, chunk.offset, chunk.nbytes, address, done_to
+                number, of.spans, of.ref, chunk.offset, chunk.nbytes, address, all_of
             )
             if of.names is not None:
-                beside = done_to & _NOWHERE
+                beside = all_of & _NOWHERE
                 rows = _with_steps(number, of.names, rows, writes=writes, beside=beside)
             first = len(pieces)
             pieces.extend(rows)
@@ -216,7 +237,7 @@ class BatchMover:
         does: int,
     ) -> Iterator[Piece]:
         for fd, at, begin, length in _within(spans, offset, nbytes):
-            bases = self._payload.bases(ref, offset + begin)
+            bases = self.payload.bases(ref, offset + begin)
             yield Piece(number, does, fd, at, length, address + begin, *bases)
 
     def _calls(self, moved: Moved) -> tuple[int, int, int]:
@@ -239,7 +260,8 @@ class BatchMover:
             of.error = _error(moved.error, of.ref, writes=writes)
 
 
-def _done_to(does: Does, how: Capability) -> int:
+def done_to(does: Does, how: Capability) -> int:
+    """Return what is done with pieces of a store of these capabilities."""
     nowhere = _NOWHERE if Capability.NOWHERE in how else 0
     return int(does) | nowhere | (_MEMORY if Capability.MEMORY in how else 0)
 
@@ -287,6 +309,11 @@ def _within(spans: Sequence[Span], offset: int, nbytes: int) -> Iterator[tuple[i
         if begin < end:
             yield span.fd, span.offset + begin - at, begin - offset, end - begin
         at += span.length
+
+
+def beginning_of(spans: Sequence[Span], nbytes: int) -> Sequence[Span]:
+    """Return where the first bytes of an object are."""
+    return [Span(fd, at, length) for fd, at, _, length in _within(spans, 0, nbytes)]
 
 
 def _error(number: int, ref: CopyRef, *, writes: bool) -> StoreError:

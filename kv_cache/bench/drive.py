@@ -28,6 +28,7 @@ from kv_cache.core.effect import (
 )
 from kv_cache.core.kinds import Outcome
 from kv_cache.core.object_ops import leftovers, of_blocks, of_objects
+from kv_cache.core.ops_done import OpsDone, each_of, in_order
 from kv_cache.core.record import RequestRecord, unstarted
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
@@ -64,16 +65,14 @@ class _IoBatch:
         self._lock = threading.Lock()
         self._left = len(self.units)
         self._ended = threading.Event()
-        self._results: list[OpDone | None] = [None] * len(ops)
+        self._results: list[OpDone | OpsDone] = []
         self._error: BaseException | None = None
 
     def work(self) -> None:
         while (i := next(self._next)) < len(self.units):
             unit = self.units[i]
             try:
-                done = self._mover.perform_all([self._ops[number] for number in unit])
-                for number, result in zip(unit, done, strict=True):
-                    self._results[number] = result
+                self._results += self._mover.perform_many([self._ops[number] for number in unit])
             except BaseException as error:  # noqa: BLE001 - raised again in `wait`
                 self._error = error
             with self._lock:
@@ -81,11 +80,12 @@ class _IoBatch:
                 if not self._left:
                     self._ended.set()
 
-    def wait(self) -> list[OpDone]:
+    def wait(self) -> list[OpDone | OpsDone]:
+        """Return what became of the operations, in no order."""
         self._ended.wait()
         if self._error is not None:
             raise self._error
-        return [result for result in self._results if result is not None]
+        return self._results
 
 
 class Drive:
@@ -423,15 +423,15 @@ class Drive:
 
     def _live(self, life: Generator[Effect, Done, Any]) -> Any:
         """Run a life to its end; its return value."""
-        results: list[OpDone] = []
+        parts: list[OpDone | OpsDone] = []
         done: Done | None = None
         while True:
             event: threading.Event | None = None
             with self._lock:
                 if self._sealed:
                     raise _Aborted
-                for result in results:
-                    self._record(result)
+                for part in parts:
+                    self._record(part)
                 if self._abort.is_set():
                     raise _Aborted
                 try:
@@ -445,11 +445,13 @@ class Drive:
                     self._parked.setdefault(effect.token, []).append(event)
                 elif isinstance(effect, Spawn):
                     self._background_left += 1
-            results = self._perform(effect, event)
-            ops = effect.ops if isinstance(effect, Transfer) else ()
-            done = Done(self._clock.now_ns(), of_blocks(ops, results))
+            parts, ops = self._perform(effect, event)
+            done = Done(self._clock.now_ns(), ops)
 
-    def _perform(self, effect: Effect, event: threading.Event | None) -> list[OpDone]:
+    def _perform(
+        self, effect: Effect, event: threading.Event | None
+    ) -> tuple[list[OpDone | OpsDone], tuple[OpDone, ...]]:
+        """Return what is to be recorded, and what the life is told unless all went well."""
         match effect:
             case Transfer(ops=ops):
                 return self._transfer(ops)
@@ -460,17 +462,21 @@ class Drive:
                 event.wait()
             case Spawn(life=life):
                 self._lives.put(life)
-        return []
+        return [], ()
 
-    def _transfer(self, ops: tuple[Op, ...]) -> list[OpDone]:
-        """Return what became of the objects of each, and of what had to be deleted again."""
-        done = self._move(of_objects(ops))
+    def _transfer(self, ops: tuple[Op, ...]) -> tuple[list[OpDone | OpsDone], tuple[OpDone, ...]]:
+        """Perform operations on the objects of each copy, and delete again what has to be."""
+        objects = of_objects(ops)
+        parts = self._move(objects)
+        if all(part.ok for part in parts):
+            return parts, ()
+        done = in_order(objects, parts)
         left = leftovers(ops, done)
-        return done + self._move(left) if left else done
+        return parts + self._move(left) if left else parts, of_blocks(ops, done)
 
-    def _move(self, ops: tuple[Op, ...]) -> list[OpDone]:
+    def _move(self, ops: tuple[Op, ...]) -> list[OpDone | OpsDone]:
         if self._io_threads == 1 or not self._mover.worth_sharing(ops):
-            return self._mover.perform_all(ops)
+            return self._mover.perform_many(ops)
         batch = _IoBatch(ops, self._mover)
         for _ in range(min(self._io_threads, len(batch.units)) - 1):
             self._batches.put(batch)
@@ -479,9 +485,15 @@ class Drive:
 
     # --- under the lock ------------------------------------------------------------------
 
-    def _record(self, result: OpDone) -> None:
-        self._recorder.op(result, verified=self._mover.verified(result))
-        self._on_op(result)
+    def _record(self, part: OpDone | OpsDone) -> None:
+        verified = self._mover.verified(part)
+        if isinstance(part, OpsDone):
+            self._recorder.ops(part, verified=verified)
+        else:
+            self._recorder.op(part, verified=verified)
+        if self._on_op is not ignore:
+            for one in each_of(part):
+                self._on_op(one)
 
     def _wake_waiters(self) -> None:
         for token in self._signals.drain():

@@ -304,7 +304,8 @@ class NativeObjects:
 
     def _bases(self, versions: Numbers, begins: Numbers) -> npt.NDArray[np.uint64]:
         numbers = (begins // self._apart).astype(np.uint64)
-        return self._threads.payload.bases_of(self._versions, versions, numbers)
+        payload = self._threads.payload
+        return payload.stamps_from(payload.firsts(self._versions)[versions], numbers)
 
     def _ended(
         self, tables: Sequence[Table], objects: Numbers, reads: npt.NDArray[np.bool_]

@@ -6,20 +6,29 @@ lock or looks at a device.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from threading import get_ident
 from typing import Protocol
 
+import numpy as np
+
 from kv_cache.core.effect import Leg
 from kv_cache.core.kinds import Cause, OpKind
+from kv_cache.core.ops_done import OpsDone
 from kv_cache.metrics.gaps import LEAST_NS, Silence
 
 
 class Call(Protocol):
     """One side of an operation, while a thread performs it."""
 
-    cause: Cause
-    on_storage: bool
-    calling: bool
+    @property
+    def cause(self) -> Cause: ...
+
+    @property
+    def on_storage(self) -> bool: ...
+
+    @property
+    def calling(self) -> bool: ...
 
     @property
     def began_ns(self) -> int:
@@ -28,11 +37,19 @@ class Call(Protocol):
     def so_far(self, now_ns: int) -> Leg: ...
 
 
+class CallsOfMany(Protocol):
+    """Sides of operations that are performed by one call outside the interpreter."""
+
+    def calls(self) -> Iterable[Call]:
+        """Return those that have begun and not ended."""
+
+
 class StoreCalls:
     """Written by the threads that perform operations, read by those that watch."""
 
     def __init__(self) -> None:
         self._calls: set[Call] = set()
+        self._many: set[CallsOfMany] = set()
         self._ended_ns = 0
         self._silences: list[Silence] = []
         self._moved: dict[int, Counter[OpKind]] = {}  # by thread: no two add to one
@@ -42,6 +59,25 @@ class StoreCalls:
 
     def leave(self, call: Call) -> None:
         self._calls.discard(call)
+
+    def enter_many(self, calls: CallsOfMany) -> None:
+        self._many.add(calls)
+
+    def leave_many(self, calls: CallsOfMany) -> None:
+        self._many.discard(calls)
+
+    def ended_many(self, done: OpsDone) -> None:
+        """As `ended` of all calls of storage of many operations, and `moved`."""
+        order = np.argsort(done.finished_ns)
+        ended = done.finished_ns[order]
+        if ended[0] - self._ended_ns < LEAST_NS and np.diff(ended).max(initial=0) < LEAST_NS:
+            self._ended_ns = max(self._ended_ns, int(ended[-1]))
+        else:
+            for began_ns, now_ns in zip(
+                done.started_ns[order].tolist(), ended.tolist(), strict=True
+            ):
+                self.ended(began_ns, now_ns)
+        self.moved(done.kind, int(done.nbytes.sum()))
 
     def ended(self, began_ns: int, now_ns: int) -> None:
         """A call of storage ended, which had begun at `began_ns`. Of two threads here at once both
@@ -75,14 +111,17 @@ class StoreCalls:
     def in_flight(self, now_ns: int) -> list[tuple[Cause, Leg]]:
         """Return the sides of operations that have begun and not ended, as far as they have
         come."""
-        return [(call.cause, call.so_far(now_ns)) for call in list(self._calls) if call.began_ns]
+        return [(call.cause, call.so_far(now_ns)) for call in self._all() if call.began_ns]
 
     def waiting(self, now_ns: int) -> list[tuple[OpKind, int]]:
         """Return the sides of operations that storage has not ended: what each does, and for how
         long no call of it has ended."""
-        held = [call for call in list(self._calls) if call.on_storage and call.began_ns]
+        held = [call for call in self._all() if call.on_storage and call.began_ns]
         return [(call.so_far(now_ns).kind, now_ns - call.began_ns) for call in held]
 
     def _begun(self) -> list[int]:
-        calls = [call for call in list(self._calls) if call.on_storage and call.calling]
+        calls = [call for call in self._all() if call.on_storage and call.calling]
         return [began_ns for call in calls if (began_ns := call.began_ns)]
+
+    def _all(self) -> list[Call]:
+        return [*list(self._calls), *(call for many in list(self._many) for call in many.calls())]

@@ -6,17 +6,18 @@ pool is only ever stamped, so that its noise stays what it was.
 """
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import chain, groupby
+from itertools import chain, compress, groupby
 from threading import Event
 from typing import Any, cast
 
 import numpy as np
 
-from kv_cache.bench.batches import Batched, BatchMover
+from kv_cache.bench.batches import Batched, BatchMover, beginning_of
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
+from kv_cache.bench.many import AloneAfterAll, PlacedMover, PlacedObjects, delete_many
 from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import (
@@ -33,6 +34,7 @@ from kv_cache.core.effect import (
 )
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
+from kv_cache.core.ops_done import OpsDone, in_order
 from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers import native
 from kv_cache.tiers.base import (
@@ -57,7 +59,9 @@ AT_ONCE_BYTES = 2 * MIB
 the device is memory, two of 1 MiB in one call have twice the p50 of two calls, and the same
 rate."""
 
-_Kind = tuple[type[Op], Tier, Tier]  # where from and where to
+_Kind = tuple[type[Op], Tier, Tier, Cause]  # where from and where to
+
+_MANY = 4  # operations that are worth a table of columns
 
 BATCH = 64
 """Operations of storage that are open at the same time, at most: each may hold a descriptor."""
@@ -130,6 +134,7 @@ class Mover:
         checks = verify is not Verify.OFF
         self._verifies = {tier: checks and has for tier, has in self._has_data.items()}
         self._batches = batches
+        self._many = None if batches is None else PlacedMover(batches, self._pulse)
         self._in_batches = {
             tier: batches is not None and batches.can_move(store.capabilities)
             for tier, store in stores.items()
@@ -140,12 +145,17 @@ class Mover:
             if self._in_batches[tier] and Capability.PLACED in store.capabilities
         }
         self._how = {tier: store.capabilities for tier, store in stores.items()}
+        self._found_at_once = {
+            tier for tier in self._placed if Capability.FOUND_AT_ONCE in self._how[tier]
+        }
         self._at_once = {tier: Capability.AT_ONCE in how for tier, how in self._how.items()}
         self.share = 1.0
         """How much of each object is moved: a rehearsal may move less, from then on."""
 
-    def verified(self, done: OpDone) -> bool:
+    def verified(self, done: OpDone | OpsDone) -> bool:
         """Whether what was read was compared with what must be there."""
+        if isinstance(done, OpsDone):
+            return done.kind is OpKind.READ and self._verifies[done.tier]
         leg = done.legs[0] if done.legs else None
         return leg is not None and leg.kind is OpKind.READ and self._verifies[leg.tier]
 
@@ -168,6 +178,8 @@ class Mover:
     def units(self, ops: Sequence[Op]) -> list[list[int]]:
         """Divide operations, by their numbers, into what one thread performs at a time: those that
         one call moves at the same time, up to `AT_ONCE_BYTES`, and each other one alone."""
+        if len(ops) >= _MANY and self._are_placed(ops[0]) and all(map(self._are_placed, ops)):
+            return [list(range(len(ops)))]
         units: list[list[int]] = []
         together: dict[_Kind, tuple[list[int], int]] = {}  # and how much room is left
         for number, op in enumerate(ops):
@@ -185,23 +197,48 @@ class Mover:
         return units
 
     def perform_all(self, ops: Sequence[Op]) -> list[OpDone]:
+        """Perform operations one after the other, and return what became of each."""
+        return in_order(ops, self.perform_many(ops))
+
+    def perform_many(self, ops: Sequence[Op]) -> list[OpDone | OpsDone]:
         """Perform operations one after the other: as many in a call as follow each other and do the
-        same."""
-        done: list[OpDone] = []
+        same. What is returned of them is in no order."""
+        done: list[OpDone | OpsDone] = []
         for kind, group in groupby(ops, self._batch_kind):
-            if kind is None:
-                done += map(self.perform, group)
+            same: Any = list(group)
+            if len(same) >= _MANY and self._are_placed(same[0]):
+                done += self._move_placed(same)
+            elif len(same) >= _MANY and self._are_freed(same):
+                done += self._delete_many(same)
+            elif kind is None:
+                done += map(self.perform, same)
             else:
-                same: Any = list(group)
-                together = self._move_batch if kind[0] is Move else self._perform_batch
-                for first in range(0, len(same), BATCH):
-                    done += together(same[first : first + BATCH])
+                done += self._in_batches_of(same)
         return done
+
+    def _in_batches_of(self, same: Any) -> Iterator[OpDone]:
+        together = (
+            self._move_batch if isinstance(next(iter(same), None), Move) else self._perform_batch
+        )
+        for first in range(0, len(same), BATCH):
+            yield from together(same[first : first + BATCH])
+
+    def _are_placed(self, op: Op) -> bool:
+        """Return whether all such operations go in one call, if they are many."""
+        return op.source.tier in self._found_at_once and isinstance(op, Read | Write)
+
+    def _are_freed(self, ops: Sequence[Op]) -> bool:
+        """Return whether these are deletes of one tier that ask no device."""
+        tier, cause = ops[0].source.tier, ops[0].cause
+        same = all(
+            isinstance(op, Delete) and op.copy.tier is tier and op.cause is cause for op in ops
+        )
+        return same and self._stores[tier].removal == FREE
 
     def _batch_kind(self, op: Op) -> _Kind | None:
         source, target = op.source.tier, op.target.tier
         moved = self._in_batches[source] and self._in_batches[target]
-        return None if isinstance(op, Delete) or not moved else (type(op), source, target)
+        return None if isinstance(op, Delete) or not moved else (type(op), source, target, op.cause)
 
     def perform(self, op: Op) -> OpDone:
         if self._batch_kind(op) is not None:
@@ -288,10 +325,76 @@ class Mover:
             return self._done(op, ref, timer, error)
         return self._done(op, ref, timer)
 
+    # --- many of one tier ------------------------------------------------------------------
+
+    def _move_placed(self, ops: Sequence[Read | Write]) -> Iterator[OpDone | OpsDone]:
+        """Read, or write, copies whose places are found at once. The few whose pages are looked at
+        are opened, as they have to be open meanwhile."""
+        looks = self._page_cache if isinstance(ops[0], Read) else None
+        if looks is not None:
+            turns = [looks.is_turn() for _ in ops]
+            looked_at = list(compress(ops, turns))
+            if looked_at:
+                yield from self._perform_batch(looked_at, sampled=True)
+                ops = [op for op, turn in zip(ops, turns, strict=True) if not turn]
+        pairs = [(op, _beginning(op.copy, self.share)) for op in ops]
+        yield from self._in_batches_of([op for op, ref in pairs if ref.nbytes > self._size])
+        fitting = [pair for pair in pairs if pair[1].nbytes <= self._size]
+        if fitting:
+            yield from self._move_found(fitting)
+
+    def _move_found(
+        self, pairs: Sequence[tuple[Read | Write, CopyRef]]
+    ) -> Iterator[OpDone | OpsDone]:
+        (first, ref), refs = pairs[0], [ref for _, ref in pairs]
+        writes, tier = isinstance(first, Write), ref.tier
+        places = self._placed[tier].places(refs, writes=writes)
+        rows = []
+        for (op, ref), place in zip(pairs, places, strict=True):
+            if isinstance(place, StoreError):
+                timer = LegTimer(self._clock, self._pulse, op.cause, tier, _kind_of(op))
+                yield self._done(op, ref, timer, place)
+                continue
+            if self.share != 1.0:
+                place = place._replace(spans=beginning_of(place.spans, ref.nbytes))
+            rows.append((op, ref, place))
+        if not rows:
+            return
+        assert self._many is not None
+        objects = PlacedObjects(rows, self._clock)
+        self._many.move(objects, self._stored if writes else self._loads, how=self._how[tier])
+        well = objects.went_well()
+        if well.any():
+            done = objects.outcome(well)
+            if tier is Tier.NVME:
+                self._pulse.ended_many(done)
+            yield done
+        yield from map(self._end_alone, objects.others(well))
+
+    def _end_alone(self, one: AloneAfterAll) -> OpDone:
+        """End an operation of many that failed, or took more than one call."""
+        assert self._batches is not None
+        timer = LegTimer(self._clock, self._pulse, one.op.cause, one.ref.tier, _kind_of(one.op))
+        batched = Batched(one.op, one.ref, timer)
+        batched.place, timer.engine = one.place, one.place.engine
+        timer.steps = tuple(one.place.steps)
+        self._batches.tell(batched, one.rows)
+        return self._end_read(batched) if isinstance(one.op, Read) else self._end_write(batched)
+
+    def _delete_many(self, ops: Sequence[Delete]) -> Iterator[OpDone | OpsDone]:
+        done, failed = delete_many(ops, self._stores[ops[0].copy.tier], self._clock)
+        if done is not None:
+            yield done
+        for op, error in failed:
+            timer = LegTimer(self._clock, self._pulse, op.cause, op.copy.tier, OpKind.DELETE)
+            timer.engine = FREE
+            yield self._done(op, op.copy, timer, error)
+
     # --- many in a call --------------------------------------------------------------------
 
-    def _perform_batch(self, ops: Sequence[Read | Write]) -> list[OpDone]:
-        """Reads, or writes, of copies of one tier whose bytes positional calls may move."""
+    def _perform_batch(self, ops: Sequence[Read | Write], *, sampled: bool = False) -> list[OpDone]:
+        """Reads, or writes, of copies of one tier whose bytes positional calls may move. `sampled`:
+        reads whose pages are looked at."""
         assert self._batches is not None
         reads = isinstance(ops[0], Read)
         how = self._how[ops[0].copy.tier]
@@ -299,7 +402,7 @@ class Mover:
         batch = [self._side(op, op.copy, kind) for op in ops]
         try:
             for one in batch:
-                self._begin(one, reads=reads)
+                self._begin(one, reads=reads, sampled=sampled)
             if reads:
                 self._batches.load(batch, self._loads, how=how)
             else:
@@ -335,11 +438,13 @@ class Mover:
         timer = LegTimer(self._clock, self._pulse, op.cause, ref.tier, kind)
         return Batched(op, _beginning(ref, self.share), timer)
 
-    def _begin(self, one: Batched, *, reads: bool) -> None:
+    def _begin(self, one: Batched, *, reads: bool, sampled: bool = False) -> None:
         try:
             if (placed := self._placed.get(one.ref.tier)) and one.ref.nbytes <= self._size:
-                sampled = reads and self._page_cache is not None and self._page_cache.is_turn()
-                if sampled:  # which is looked at while it is open
+                looks = self._page_cache if reads else None
+                if sampled or (
+                    looks is not None and looks.is_turn()
+                ):  # which is looked at while it is open
                     one.tap = self._open(one.timer, one.ref, sampled=True)
                     return
                 if self._find(one, placed, reads=reads):
@@ -567,3 +672,7 @@ def _beginning(ref: CopyRef, share: float) -> CopyRef:
     if share == 1.0:
         return ref
     return ref._replace(nbytes=max(1, round(ref.nbytes * share / PAGE_BYTES)) * PAGE_BYTES)
+
+
+def _kind_of(op: Read | Write) -> OpKind:
+    return OpKind.READ if isinstance(op, Read) else OpKind.WRITE

@@ -170,10 +170,16 @@ class OpDone(NamedTuple):
 
 
 class Done(NamedTuple):
-    """`ops` in the order of the `Transfer`'s; empty for other effects."""
+    """`ops` in the order of the `Transfer`'s; empty for other effects, and where a driver only says
+    that all of them went well."""
 
     at_ns: int
     ops: tuple[OpDone, ...] = ()
+
+    @property
+    def failures(self) -> "dict[int, OpDone]":
+        """What did not go well, by its number in the `Transfer`."""
+        return {number: op for number, op in enumerate(self.ops) if op.error is not None}
 
 
 Life = Generator[Effect, Done, None]

@@ -76,6 +76,19 @@ class Bound(NamedTuple):
     at_least: bool
 
 
+class Values(NamedTuple):
+    """Some values, for each histogram that they are added to."""
+
+    buckets: Sequence[int]
+    total: int
+    lowest: int
+    highest: int
+
+    @classmethod
+    def of(cls, values: Sequence[int]) -> "Values":
+        return cls([bucket_of(value) for value in values], sum(values), min(values), max(values))
+
+
 class Histogram:
     """Non-negative integers below 2^63 (nanoseconds, mostly). All buckets exist from the start
     (112 KiB), so that memory is the same after ten values and after ten billion."""
@@ -90,15 +103,27 @@ class Histogram:
         self.highest: int | None = None
         self.in_flight: Histogram | None = None  # ages of what had not ended
 
-    def add(self, value: int) -> None:
+    def add(self, value: int, times: int = 1) -> None:
         shift = value.bit_length() - _BITS - 1  # `bucket_of`, without the call
-        self._counts[value if shift <= 0 else (shift << _BITS) + (value >> shift)] += 1
-        self.count += 1
-        self.total += value
+        self._counts[value if shift <= 0 else (shift << _BITS) + (value >> shift)] += times
+        self.count += times
+        self.total += value * times
         if self.lowest is None or value < self.lowest:
             self.lowest = value
         if self.highest is None or value > self.highest:
             self.highest = value
+
+    def add_all(self, values: "Values") -> None:
+        """Add each of some values, of which there is at least one."""
+        counts = self._counts
+        for bucket in values.buckets:
+            counts[bucket] += 1
+        self.count += len(values.buckets)
+        self.total += values.total
+        if self.lowest is None or values.lowest < self.lowest:
+            self.lowest = values.lowest
+        if self.highest is None or values.highest > self.highest:
+            self.highest = values.highest
 
     def add_in_flight(self, age: int) -> None:
         """Something that had not ended, and was so old. An age of 0 says nothing."""

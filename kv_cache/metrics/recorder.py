@@ -22,8 +22,9 @@ from kv_cache.core.effect import (
     Write,
 )
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, Tier
+from kv_cache.core.ops_done import OpsDone
 from kv_cache.core.record import RequestRecord
-from kv_cache.metrics.histogram import Histogram
+from kv_cache.metrics.histogram import Histogram, Values
 from kv_cache.metrics.pace import BytesOverTime
 from kv_cache.metrics.window import Meter
 
@@ -284,6 +285,51 @@ class Recorder:
         if done.failed is not None and done.error != ABORTED:
             reason = done.error or "unknown"
             self.failures[Failure(done.failed_tier, done.failed, done.op.cause, reason)] += 1
+
+    def ops(self, done: OpsDone, *, verified: bool = False) -> None:
+        """As `op` of each: at once where all ended in one phase, and nothing is in doubt there."""
+        phase = self.edges.phase_of(int(done.finished_ns.min()))
+        last = self.edges.phase_of(int(done.finished_ns.max()))
+        if phase is not last or phase is Phase.DRAIN:
+            for each in done.each():
+                self.op(each, verified=verified)
+            return
+        latencies = Values.of(done.device_ns.tolist())
+        self.meter.ops(done, latencies)
+        stats = self._flow(phase, done.tier, done.kind, done.cause, done.engine)
+        self._count(stats, done, latencies)
+        if done.step is not None:
+            flow = StepFlow(phase, done.tier, done.kind, done.step)
+            self.steps[flow].add_all(Values.of(done.steps_ns))
+        nbytes = int(done.nbytes.sum())
+        if done.kind is OpKind.WRITE:
+            self.new_bytes += nbytes
+        if done.tier is Tier.NVME:
+            if phase in _PACED and done.kind is not OpKind.DELETE:
+                edges = self.edges
+                self.pace.calls(done, edges.measure_start_ns, edges.measure_end_ns)
+            for op in done.ops:
+                self._distinct(op, done.kind)
+        if verified and done.kind is OpKind.READ:
+            self.verified_objects += len(done.ops)
+            self.verified_bytes += nbytes
+            if done.tier is Tier.NVME:
+                self.verified_storage_bytes += nbytes
+
+    def _count(self, stats: OpStats, done: OpsDone, latencies: Values) -> None:
+        count = len(done.ops)
+        stats.operations += count
+        smallest, largest = int(done.nbytes.min()), int(done.nbytes.max())
+        if smallest == largest:
+            stats.sizes.add(smallest, count)
+        else:
+            stats.sizes.add_all(Values.of(done.nbytes.tolist()))
+        stats.total.add_all(latencies)
+        stats.device.add_all(latencies)
+        if done.kind is not OpKind.DELETE:
+            stats.bytes += int(done.nbytes.sum())
+            stats.calls += count
+            stats.host.add(0, count)
 
     def cut_off(self, cause: Cause, leg: Leg) -> None:
         """A side of an operation will not be waited for: as far as it had come."""

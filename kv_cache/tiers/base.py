@@ -47,6 +47,7 @@ class Capability(Flag):
     RINGS = auto()  # through an io_uring
     WHOLE = auto()  # positional calls are all that an operation needs, but for those of `place`
     PLACED = auto()  # without taps and sinks: it is a `PlacedStore`
+    FOUND_AT_ONCE = auto()  # and all of a batch are found in no time: `places`
     NOWHERE = auto()  # and are not moved at all: a rehearsal does all but the system calls
     MEMORY = auto()  # spans have no file: their offsets are addresses
 
@@ -147,6 +148,10 @@ class PlacedStore(Store, Protocol):
     def place(self, ref: CopyRef, *, writes: bool) -> Names | Place | None:
         """Return how to write or read a copy; None: by its sink or tap. Raises StoreError."""
 
+    def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
+        """Return where each copy is to be written, or read, or why it cannot be: of a store that
+        is `FOUND_AT_ONCE`."""
+
     def give_up(self, ref: CopyRef) -> None:
         """Remove what was written of a copy at its place."""
 
@@ -177,10 +182,17 @@ def reason_of(error: OSError) -> str:
     return _REASONS.get(number) or errno.errorcode.get(number, "os-error").lower()
 
 
-@contextmanager
-def store_errors() -> Iterator[None]:
+class _StoreErrors:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError):
+            raise StoreError(reason_of(error), os.strerror(error.errno or 0)) from error
+
+
+_STORE_ERRORS = _StoreErrors()  # keeps nothing, so that one is enough; a generator takes 1 us
+
+
+def store_errors() -> _StoreErrors:
     """Turn operating system errors into values of the storage under test."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(reason_of(error), os.strerror(error.errno or 0)) from error
+    return _STORE_ERRORS

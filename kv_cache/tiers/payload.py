@@ -26,6 +26,7 @@ below the page and that far back (delta coding of similar blocks) can still find
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,15 +88,27 @@ class Payload:
         pairs = zip(hashed, _STEPS, strict=True)
         return tuple((base + number * step) % 2**64 for base, step in pairs)
 
-    def bases_of(self, refs: Sequence[CopyRef], of: npt.NDArray[np.int64], numbers: Words) -> Words:
-        """Return the three words each of many stamps: of the `numbers`-th page, or sector, of the
-        copies whose places in `refs` are `of`."""
-        firsts = np.array([self._hashed(ref) for ref in refs], np.uint64)
-        return firsts[of] + numbers[:, np.newaxis] * np.array(_STEPS, np.uint64)
+    def firsts(self, refs: Sequence[CopyRef]) -> Words:
+        """Return the three words of the stamp of the first page, or sector, of each copy."""
+        return np.array([self._hashed(ref) for ref in refs], np.uint64)
+
+    def stamps_from(self, firsts: Words, numbers: npt.NDArray[Any]) -> Words:
+        """Return the three words of each of many stamps: `numbers` pages, or sectors, after those
+        of `firsts`."""
+        return firsts + numbers.astype(np.uint64)[:, np.newaxis] * np.array(_STEPS, np.uint64)
 
     def place(self, ref: CopyRef, pages: int) -> int:
         """Return the page of a buffer at which so many pages, `ref` first, should lie."""
         return self._place(self._hashed(ref), pages)
+
+    def room(self, pages: int, most: int) -> int:
+        """Return in how many pages an object of so many has places to lie at, of `most`."""
+        return min(most, pages + _FARTHEST) if pages < _FARTHEST else pages
+
+    def shifts(self, firsts: Words, pages: npt.NDArray[np.int64], room: int) -> Words:
+        """Return the page of its room at which each of many objects should lie."""
+        spare = np.where(pages < _FARTHEST, np.minimum(room - pages, _FARTHEST), 0)
+        return firsts[:, 1] % (spare.astype(np.uint64) + np.uint64(1))
 
     def fill(self, buffer: Buffer, pages: int, tint: int) -> None:
         """Make sure that the first pages hold noise, in the tint that the buffer has for good: this

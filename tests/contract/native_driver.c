@@ -1,6 +1,7 @@
 /* The native transfers without Python, for sanitizers: threads that write and read objects of one
- * file, each through a ring of its own, with a crew of all, or one by one, among descriptors that are none, files that
- * end early, and stamps that are wrong.
+ * file, each through a ring of its own, with a crew of all (every other one with three places for all
+ * objects), or one by one, among descriptors that are none, files that end early, and stamps that are
+ * wrong.
  */
 
 #include "../../kv_cache/tiers/native/transfers.c"
@@ -25,11 +26,14 @@ static void require(int holds, const char *what) {
   exit(1);
 }
 
+static int64_t slots_of(int thread) { return crew && thread % 2 ? 3 : OBJECTS; }
+
 static struct piece piece_of(int thread, int object, char *memory, int flags) {
   struct piece piece = {0};
   int64_t number = thread * OBJECTS + object;
   piece.object = object;
-  piece.flags = flags | (object % 2 ? SECTORS : 0);
+  piece.flags = flags;
+  if (object % 2 && slots_of(thread) == OBJECTS) piece.flags |= SECTORS; /* which spoil the noise of pages */
   piece.fd = file;
   piece.offset = number * BYTES;
   if (way != 'r' && object % 3 == 0) {
@@ -37,16 +41,18 @@ static struct piece piece_of(int thread, int object, char *memory, int flags) {
     piece.offset += (int64_t)(intptr_t)tier;
   }
   piece.nbytes = BYTES;
-  piece.address = (uint64_t)(uintptr_t)(memory + object * BYTES);
+  piece.address = (uint64_t)(uintptr_t)memory;
+  if (slots_of(thread) == OBJECTS) piece.address += (uint64_t)object * BYTES;
   for (int k = 0; k < 3; k++) piece.base[k] = (uint64_t)number * 7919 + (uint64_t)k;
   return piece;
 }
 
-static void transfer(struct ring *ring, struct piece *pieces, int64_t count) {
+static void transfer(struct ring *ring, int thread, struct piece *pieces, int64_t count) {
+  int64_t slots = slots_of(thread), apart = slots == OBJECTS ? 0 : BYTES;
   if (ring)
     require(!kv_transfer_many(ring, pieces, count, 8, &go_on, &NOISE_OF_ALL), "the ring failed");
   else if (crew)
-    kv_transfer_by_crew(crew, pieces, count, &go_on, &NOISE_OF_ALL);
+    kv_transfer_by_crew(crew, pieces, count, apart, slots, &go_on, &NOISE_OF_ALL);
   else
     kv_transfer(pieces, count, &go_on, &NOISE_OF_ALL);
 }
@@ -63,7 +69,7 @@ static void *work(void *argument) {
       memcpy(memory + i * BYTES, words, BYTES);
       pieces[i] = piece_of(thread, i, memory, WRITE | STAMPED);
     }
-    transfer(ring, pieces, OBJECTS);
+    transfer(ring, thread, pieces, OBJECTS);
     for (int i = 0; i < OBJECTS; i++) require(!pieces[i].error, "a write failed");
     int faults[OBJECTS];
     for (int i = 0; i < OBJECTS; i++) {
@@ -74,7 +80,7 @@ static void *work(void *argument) {
       if (faults[i] == 3) pieces[i].base[rand_r(&seed) % 3]++;
     }
     memset(memory, 0, OBJECTS * BYTES);
-    transfer(ring, pieces, OBJECTS);
+    transfer(ring, thread, pieces, OBJECTS);
     const int64_t wanted[] = {0, EBADF, SHORT, WRONG, 0};
     for (int i = 0; i < OBJECTS; i++)
       require(pieces[i].error == wanted[faults[i]], "another error than the one that was made");

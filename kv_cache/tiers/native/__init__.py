@@ -92,6 +92,15 @@ ROW = np.dtype(
 )  # fmt: skip
 """The same row for tables that numpy makes: a `Piece`, then a `Moved`."""
 
+_ASKED_FIELDS = len(Piece._fields)
+
+
+def row_of(row: np.void) -> tuple[Piece, Moved]:
+    """Return a row of such a table."""
+    values = _ROW.unpack(row.tobytes())
+    return Piece._make(values[:_ASKED_FIELDS]), Moved._make(values[_ASKED_FIELDS:])
+
+
 _RESULT_AT = _ROW.size - _RESULT.size
 
 
@@ -197,9 +206,21 @@ class Transfers:
     def run_by_crew(self, table: PieceTable, abort: AbortFlag) -> list[Moved]:
         """As `run`, with the help of `depth` - 1 threads, which all callers share. Raises OSError
         where there can be no such threads."""
-        word, crew = ctypes.byref(abort.word), self._crew()
-        self._library.kv_transfer_by_crew(crew.handle, table.memory, table.count, word, self._noise)
+        self._by_crew(table.memory, table.count, 0, table.count, abort)
         return table.moved()
+
+    def share_out(
+        self, rows: npt.NDArray[np.void], abort: AbortFlag, *, apart: int, slots: int
+    ) -> None:
+        """As `work_off`, with the help of `depth` - 1 threads, which all callers share. Rows have
+        the addresses of the first of `slots` places in memory, `apart` bytes from each other: each
+        thread has one of them for all its objects, so that stamps must be as far apart in all.
+        Raises OSError where there can be no such threads."""
+        self._by_crew(rows.ctypes.data, len(rows), apart, slots, abort)
+
+    def _by_crew(self, at: Any, count: int, apart: int, slots: int, abort: AbortFlag) -> None:
+        word, crew = ctypes.byref(abort.word), self._crew().handle
+        self._library.kv_transfer_by_crew(crew, at, count, apart, slots, word, self._noise)
 
     def run_at_once(self, table: PieceTable, abort: AbortFlag, depth: int) -> list[Moved]:
         """Transfer all pieces through this thread's io_uring, `depth` at a time. Where there can be
@@ -266,6 +287,6 @@ def library() -> ctypes.CDLL | str:
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     loaded.kv_transfer.argtypes = (pointer, number, pointer, pointer)
     loaded.kv_wake_up.argtypes = (number, number, pointer)
-    loaded.kv_transfer_by_crew.argtypes = (pointer, pointer, number, pointer, pointer)
+    loaded.kv_transfer_by_crew.argtypes = (pointer, pointer, *(number,) * 3, pointer, pointer)
     loaded.kv_transfer_many.argtypes = (pointer, pointer, number, number, pointer, pointer)
     return loaded

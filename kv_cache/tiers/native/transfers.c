@@ -223,10 +223,12 @@ void kv_wake_up(int64_t interval_ns, int64_t count, int64_t *late_ns) {
 
 /* --- a crew -------------------------------------------------------------------------------- */
 
-/* Objects of a table that nobody works at yet. */
+/* A table whose objects many threads work at. Its addresses are those of the first of `slots` places
+ * for an object, `apart` bytes from each other: who works at it has one of them. */
 struct job {
   struct piece *pieces;
   int64_t count, next;
+  int64_t apart, slots, joined;
   int64_t at_work; /* threads that have one of its objects */
   const int32_t *abort;
   const struct noise *noise;
@@ -238,28 +240,45 @@ struct job {
 struct crew {
   pthread_mutex_t lock;
   pthread_cond_t wanted;
-  struct job *first, **last;
+  struct job *first, **last; /* jobs that can do with one thread more */
   int closing, hands;
   pthread_t threads[];
 };
 
-/* With the lock: work at the next object of a job, which is in the list just as long as it has one. */
-static void work_at(struct crew *crew, struct job *job) {
+static void unlist(struct crew *crew, struct job *job) {
+  struct job **at = &crew->first;
+  while (*at && *at != job) at = &(*at)->after;
+  if (!*at) return;
+  *at = job->after;
+  if (crew->last == &job->after) crew->last = at;
+}
+
+/* With the lock: the next object of a job, and of how many pieces it is. */
+static struct piece *next_of(struct crew *crew, struct job *job, int64_t *count) {
   struct piece *pieces = job->pieces + job->next;
-  int64_t count = 1, left = job->count - job->next;
-  while (count < left && pieces[count].object == pieces->object) count++;
-  job->next += count;
+  int64_t left = job->count - job->next;
+  for (*count = 1; *count < left && pieces[*count].object == pieces->object;) ++*count;
+  job->next += *count;
+  if (job->next == job->count) unlist(crew, job);
+  return pieces;
+}
+
+/* With the lock: work at objects of a job, in a slot of one's own, as long as it has one that nobody
+ * works at. */
+static void work_at(struct crew *crew, struct job *job) {
+  const uint64_t beyond = (uint64_t)(job->apart * job->joined++);
   job->at_work++;
-  if (count == left) {
-    struct job **at = &crew->first;
-    while (*at != job) at = &(*at)->after;
-    *at = job->after;
-    if (crew->last == &job->after) crew->last = at;
+  if (job->joined == job->slots) unlist(crew, job);
+  while (job->next < job->count) {
+    int64_t count;
+    struct piece *pieces = next_of(crew, job, &count);
+    pthread_mutex_unlock(&crew->lock);
+    for (int64_t i = 0; i < count; i++)
+      if (!(pieces[i].flags & STEPS)) pieces[i].address += beyond;
+    kv_transfer(pieces, count, job->abort, job->noise);
+    pthread_mutex_lock(&crew->lock);
   }
-  pthread_mutex_unlock(&crew->lock);
-  kv_transfer(pieces, count, job->abort, job->noise);
-  pthread_mutex_lock(&crew->lock);
-  if (!--job->at_work && job->next == job->count) pthread_cond_signal(&job->ended);
+  if (!--job->at_work) pthread_cond_signal(&job->ended);
 }
 
 static void *help(void *of) {
@@ -308,16 +327,17 @@ int kv_crew_open(int hands, struct crew **made) {
   return error;
 }
 
-/* As `kv_transfer`, with the help of those of the crew who have nothing to do. */
-void kv_transfer_by_crew(struct crew *crew, struct piece *pieces, int64_t count, const int32_t *abort,
-                         const struct noise *noise) {
-  struct job job = {pieces, count, 0, 0, abort, noise, NULL, PTHREAD_COND_INITIALIZER};
+/* As `kv_transfer`, with the help of those of the crew who have nothing to do: `slots` threads at a time
+ * at most, each in a place of its own, `apart` bytes from the next one's. */
+void kv_transfer_by_crew(struct crew *crew, struct piece *pieces, int64_t count, int64_t apart, int64_t slots,
+                         const int32_t *abort, const struct noise *noise) {
+  struct job job = {pieces, count, 0, apart, slots, 0, 0, abort, noise, NULL, PTHREAD_COND_INITIALIZER};
   if (!count) return;
   pthread_mutex_lock(&crew->lock);
   *crew->last = &job;
   crew->last = &job.after;
-  for (int64_t i = 1; i < count && i <= crew->hands; i++) pthread_cond_signal(&crew->wanted);
-  while (job.next < job.count) work_at(crew, &job);
+  for (int64_t i = 1; i < count && i < slots && i <= crew->hands; i++) pthread_cond_signal(&crew->wanted);
+  work_at(crew, &job);
   while (job.at_work) pthread_cond_wait(&job.ended, &crew->lock);
   pthread_mutex_unlock(&crew->lock);
   pthread_cond_destroy(&job.ended);

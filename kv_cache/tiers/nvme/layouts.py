@@ -19,12 +19,12 @@ from typing import Any, Protocol, Self
 
 import orjson
 
-from kv_cache.core.effect import CopyRef, MetadataStep
+from kv_cache.core.effect import VANISHED, CopyRef, MetadataStep
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import MIB, PAGE_BYTES
-from kv_cache.tiers.base import FREE, NEW_MODE, Names, Span, Steps, reason_of
+from kv_cache.tiers.base import FREE, NEW_MODE, Names, Place, Span, Steps, reason_of
 from kv_cache.tiers.extents import Extent, Extents
-from kv_cache.tiers.nvme.engines import size_of
+from kv_cache.tiers.nvme.engines import Engine, size_of
 
 SHARDS = 256
 BUCKET_BYTES = 256 * MIB
@@ -248,14 +248,41 @@ class Arena:
         self._lock = threading.Lock()
         self._objects: dict[int, list[Extent]] = {}
 
+    def places(
+        self, refs: Sequence[CopyRef], engine: Engine, *, writes: bool
+    ) -> list[Place | StoreError]:
+        """Return where each copy is, or is to be written, for this engine."""
+        fds, place = self._fds[engine.open_flags], self._new if writes else self._old
+        with self._lock:
+            return [place(ref, fds, engine.name) for ref in refs]
+
+    def _new(self, ref: CopyRef, fds: list[int], engine: str) -> Place | StoreError:
+        began_ns = time.monotonic_ns()
+        extents = self._take(ref)
+        if isinstance(extents, StoreError):
+            return extents
+        step = MetadataStep("allocate", time.monotonic_ns() - began_ns)
+        return Place(self._spans(extents, fds), (step,), engine)
+
+    def _old(self, ref: CopyRef, fds: list[int], engine: str) -> Place | StoreError:
+        extents = self._objects.get(ref.copy_id)
+        return _not_here(ref) if extents is None else Place(self._spans(extents, fds), (), engine)
+
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
         began_ns = time.monotonic_ns()
         with self._lock:
-            if ref.nbytes > self._extents.free_bytes:
-                raise StoreError("no-space", "the arena is full")
-            extents = self._objects[ref.copy_id] = self._extents.take(ref.nbytes)
+            extents = self._take(ref)
+        if isinstance(extents, StoreError):
+            raise extents
         steps.append(MetadataStep("allocate", time.monotonic_ns() - began_ns))
-        return self._spans(extents, flags)
+        return self._spans(extents, self._fds[flags])
+
+    def _take(self, ref: CopyRef) -> list[Extent] | StoreError:
+        """Under the lock: room for a new copy."""
+        if ref.nbytes > self._extents.free_bytes:
+            return StoreError("no-space", "the arena is full")
+        extents = self._objects[ref.copy_id] = self._extents.take(ref.nbytes)
+        return extents
 
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
         pass
@@ -267,8 +294,8 @@ class Arena:
         with self._lock:
             extents = self._objects.get(ref.copy_id)
         if extents is None:
-            raise StoreError("vanished", f"copy {ref.copy_id} is not in the arena")
-        spans = self._spans(extents, flags)
+            raise _not_here(ref)
+        spans = self._spans(extents, self._fds[flags])
         for span in spans:
             if not flags & _DIRECT:  # which finds it itself, and a call would cost a tenth of it
                 require_size(span)
@@ -281,7 +308,7 @@ class Arena:
         with self._lock:
             extents = self._objects.pop(ref.copy_id, None)
         if extents is None:
-            raise StoreError("vanished", f"copy {ref.copy_id} is not in the arena")
+            raise _not_here(ref)
         self._extents.give(extents)
 
     def describe(self) -> Mapping[str, Any]:
@@ -292,13 +319,16 @@ class Arena:
         self._fds = {}
         close_all(fds)
 
-    def _spans(self, extents: list[Extent], flags: int) -> Spans:
-        fds = self._fds[flags]
-        return tuple(self._span(extent, fds) for extent in extents)
+    def _spans(self, extents: list[Extent], fds: list[int]) -> Spans:
+        return tuple([self._span(extent, fds) for extent in extents])
 
     def _span(self, extent: Extent, fds: list[int]) -> Span:
         number = bisect_right(self._starts, extent.offset) - 1
         return Span(fds[number], extent.offset - self._starts[number], extent.length)
+
+
+def _not_here(ref: CopyRef) -> StoreError:
+    return StoreError(VANISHED, f"copy {ref.copy_id} is not in the arena")
 
 
 class _BucketFile:

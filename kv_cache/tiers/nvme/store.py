@@ -14,7 +14,7 @@ from kv_cache.tiers.base import Capability, Names, Place, Sink, Span, Steps, Tap
 from kv_cache.tiers.file_options import FSYNC_BATCH
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.nvme.engines import Engine, Region
-from kv_cache.tiers.nvme.layouts import FilePerObject, Layout, Spans, close_all
+from kv_cache.tiers.nvme.layouts import Arena, FilePerObject, Layout, Spans, close_all
 
 
 class Syncer:
@@ -94,6 +94,7 @@ class NvmeStore:
         if fsync == "object":
             self.capabilities |= Capability.DURABLE
         self._files = layout if isinstance(layout, FilePerObject) else None
+        self._arena = layout if isinstance(layout, Arena) else None
         if Capability.POSITIONAL in self.capabilities:
             files = self._files is not None and not self._uses_rings
             if files or layout.whole:
@@ -101,6 +102,8 @@ class NvmeStore:
             if (layout.whole and fsync != "object") or (files and fsync != "batch"):
                 # Else a call of Python's belongs to each object, and its threads make them.
                 self.capabilities |= Capability.AT_ONCE | Capability.WHOLE
+            if self._arena is not None and fsync == "never" and not self._uses_rings:
+                self.capabilities |= Capability.FOUND_AT_ONCE
 
     def create(self, ref: CopyRef) -> Sink:
         return _FileSink(ref, self._layout, self._writer, self._syncer)
@@ -124,6 +127,12 @@ class NvmeStore:
             else:
                 spans = layout.open(ref, engine.open_flags, steps)
         return Place(spans, steps, engine.name)
+
+    def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
+        assert self._arena is not None, "files are found one by one"
+        engine = self._writer if writes else self._reader
+        with store_errors():
+            return self._arena.places(refs, engine, writes=writes)
 
     def give_up(self, ref: CopyRef) -> None:
         with store_errors():

@@ -51,6 +51,15 @@ class Striped:
                 self.give_back(ref)
         return place
 
+    def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
+        return [self._found(ref, writes=writes) for ref in refs]
+
+    def _found(self, ref: CopyRef, *, writes: bool) -> Place | StoreError:
+        try:
+            return cast("Place", self.place(ref, writes=writes))
+        except StoreError as error:
+            return error
+
     def give_up(self, ref: CopyRef) -> None:
         try:
             self._placed(self._of(ref)).give_up(ref)

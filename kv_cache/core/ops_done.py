@@ -1,0 +1,63 @@
+"""What became of many operations at once, in arrays where each would be an object."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from kv_cache.core.effect import Delete, IoChunk, Leg, MetadataStep, Op, OpDone, Read, Write
+from kv_cache.core.kinds import Cause, OpKind, Tier
+
+Ints = npt.NDArray[np.int64]
+
+
+class OpsDone(Struct, frozen=True, eq=False, kw_only=True):
+    """Operations of one kind on one tier that went well, each by one call of its store, which took
+    from `started_ns` to `finished_ns` with the `steps_ns` of its one `step`, if there was any."""
+
+    ops: Sequence[Read | Write | Delete]
+    tier: Tier
+    kind: OpKind
+    cause: Cause
+    engine: str
+    nbytes: Ints
+    started_ns: Ints
+    finished_ns: Ints
+    step: str | None = None
+    steps_ns: Sequence[int] = ()
+
+    ok: ClassVar[bool] = True
+
+    @property
+    def device_ns(self) -> Ints:
+        """All of their time, as nothing else is done between two instants."""
+        return self.finished_ns - self.started_ns
+
+    def each(self) -> Iterator[OpDone]:
+        """Yield the operations one by one, in their order."""
+        columns = (self.nbytes, self.started_ns, self.finished_ns)
+        rows = zip(self.ops, *(column.tolist() for column in columns), strict=True)
+        for number, (op, nbytes, started, finished) in enumerate(rows):
+            chunks = () if self.kind is OpKind.DELETE else (IoChunk(finished, nbytes),)
+            steps = () if self.step is None else (MetadataStep(self.step, self.steps_ns[number]),)
+            leg = Leg(
+                self.tier, self.kind, self.engine, nbytes, started, finished, finished - started,
+                chunks, steps=steps,
+            )  # fmt: skip
+            yield OpDone(op, started, finished, (leg,))
+
+
+def in_order(ops: Iterable[Op], parts: Iterable[OpDone | OpsDone]) -> list[OpDone]:
+    """Return what became of each of `ops`, which parts tell in any order."""
+    done: Mapping[int, OpDone] = {id(one.op): one for part in parts for one in each_of(part)}
+    return [done[id(op)] for op in ops]
+
+
+def each_of(part: OpDone | OpsDone) -> Iterator[OpDone]:
+    """Yield the operations of a part one by one."""
+    if isinstance(part, OpsDone):
+        yield from part.each()
+    else:
+        yield part

@@ -1,0 +1,268 @@
+"""Many operations in one call, told in arrays: each is what it would be alone."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.many import PlacedObjects
+from kv_cache.bench.probes.pagecache import PageCacheSampler
+from kv_cache.bench.store_calls import StoreCalls
+from kv_cache.bench.transfer import Mover, Verify, native_batches
+from kv_cache.core.block import content_key
+from kv_cache.core.effect import CopyRef, Delete, OpDone, Read, Write
+from kv_cache.core.kinds import Cause, OpKind, Tier
+from kv_cache.core.ops_done import OpsDone
+from kv_cache.core.seed import Seed
+from kv_cache.core.units import KIB, MIB, PAGE_BYTES
+from kv_cache.metrics.recorder import Edges, Recorder
+from kv_cache.tiers import native
+from kv_cache.tiers.base import Place, Span
+from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.native import AbortFlag
+from kv_cache.tiers.nvme import open_storage
+from kv_cache.tiers.nvme.striped import Striped
+from kv_cache.tiers.payload import MISMATCH, Payload
+
+CAPACITY = 4 * MIB
+BUFFER = 256 * KIB
+PAYLOAD = Payload(Seed(3).child("payload"), BUFFER)
+
+pytestmark = pytest.mark.skipif(
+    isinstance(native.library(), str), reason=f"the native library: {native.library()}"
+)
+
+
+class Rig:
+    """Storage in arenas, and a mover that has it alone."""
+
+    def __init__(self, *places: Path, verify: Verify = Verify.FULL, sampled: int = 0) -> None:
+        stores = [
+            open_storage(place, capacity_bytes=CAPACITY, layout="arena", engine="direct")
+            for place in places
+        ]
+        if stores[0].describe()["data_path"] != "native":
+            pytest.skip(stores[0].describe()["data_path"])
+        self.store = stores[0] if len(stores) == 1 else Striped(stores, [CAPACITY] * len(stores))
+        self.files = [file for place in places for file in sorted(place.rglob("*.kv"))]
+        self.pulse, self.abort, clock = StoreCalls(), AbortFlag(), MonotonicClock()
+        self.pools = BufferPool(2, BUFFER), BufferPool(2, BUFFER)
+        self.mover = Mover(
+            {Tier.NVME: self.store}, PAYLOAD, *self.pools, clock, verify, self.abort,
+            pulse=self.pulse, batches=native_batches(PAYLOAD, clock, verify, self.abort, 4),
+            page_cache=PageCacheSampler(sampled) if sampled else None,
+        )  # fmt: skip
+
+    def write(self, *refs: CopyRef) -> list[OpDone]:
+        return self.mover.perform_all([Write(ref, Cause.PREFILL) for ref in refs])
+
+    def read(self, *refs: CopyRef) -> list[OpDone]:
+        return self.mover.perform_all([Read(ref, Cause.REUSE) for ref in refs])
+
+    def delete(self, *refs: CopyRef) -> list[OpDone]:
+        return self.mover.perform_all([Delete(ref, Cause.EVICTION) for ref in refs])
+
+
+def copies(first: int, *pages: int) -> list[CopyRef]:
+    return [
+        CopyRef(number, content_key(number), Tier.NVME, count * PAGE_BYTES, version=number)
+        for number, count in enumerate(pages, first)
+    ]
+
+
+@pytest.fixture(name="rig", params=["one drive", "two drives"])
+def _rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    places = [tmp_path / "a", tmp_path / "b"][: 1 if request.param == "one drive" else 2]
+    for place in places:
+        place.mkdir()
+    rig = Rig(*places)
+    yield rig
+    assert [pool.available for pool in rig.pools] == [2, 2]
+    assert not rig.pulse.in_flight(10**18)
+    rig.store.close()
+
+
+def test_each_is_told_as_if_it_was_performed_alone(rig: Rig) -> None:
+    refs = copies(0, *([16] * 20), 3, 64, 1)
+    alone = copies(100, 16)
+    for perform, steps in ((rig.write, ["allocate"]), (rig.read, []), (rig.delete, [])):
+        (single,), many = perform(*alone), perform(*refs)
+        assert [each.op.target for each in many] == refs
+        for each in many:
+            (leg,), (like,) = each.legs, single.legs
+            assert (leg.tier, leg.kind, leg.engine) == (like.tier, like.kind, like.engine)
+            assert [step.name for step in leg.steps] == [step.name for step in like.steps] == steps
+            assert leg.nbytes == each.op.target.nbytes
+            assert sum(chunk.nbytes for chunk in leg.chunks) == leg.nbytes * bool(like.chunks)
+            assert 0 < leg.device_ns <= leg.finished_ns - leg.started_ns
+            assert leg.device_ns == leg.total_ns
+            assert sum(step.duration_ns for step in leg.steps) < leg.device_ns
+
+
+def test_what_goes_well_in_one_call_is_one_part(rig: Rig) -> None:
+    (part,) = rig.mover.perform_many([Write(r, Cause.PREFILL) for r in copies(0, *([4] * 9))])
+    assert isinstance(part, OpsDone)
+    assert part.ok
+    assert rig.pulse.bytes_moved() == (0, 9 * 4 * PAGE_BYTES)
+
+
+def test_what_many_have_written_is_read_by_python_and_the_other_way_round(rig: Rig) -> None:
+    refs = copies(0, 1, 5, 16, 64, 7, 2)
+    rig.write(*refs)
+    for ref in refs:
+        tap, buffer = rig.store.open(ref), rig.pools[0].take()
+        tap.read(0, buffer.view[: ref.nbytes])
+        tap.close()
+        assert PAYLOAD.matches(buffer, ref, 0, ref.nbytes, full=True)
+        rig.pools[0].give(buffer)
+
+
+def test_one_that_fails_fails_alone(rig: Rig) -> None:
+    refs = copies(0, *([8] * 12))
+    rig.write(*refs)
+    rig.delete(refs[2])
+    wrong = [*refs[:5], refs[5]._replace(version=77), *refs[6:]]
+    assert [each.error for each in rig.read(*wrong)] == [
+        "vanished" if ref is refs[2] else MISMATCH if ref.version == 77 else None for ref in wrong
+    ]
+    assert [each.error for each in rig.delete(*refs)] == [
+        "vanished" if ref is refs[2] else None for ref in refs
+    ]
+
+
+def test_what_finds_no_room_fails_and_what_does_is_there(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    refs = copies(0, *([48] * 24))  # 1152 pages of 1024
+    errors = [each.error for each in rig.write(*refs)]
+    assert errors == [None] * 21 + ["no-space"] * 3
+    assert [each.error for each in rig.read(*refs[:21])] == [None] * 21
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    for file in rig.files:
+        os.truncate(file, 0)
+    refs = copies(0, *([8] * 6))
+    assert all(each.ok for each in rig.write(*refs))
+    for file in rig.files:
+        os.truncate(file, 0)
+    assert {each.error for each in rig.read(*refs)} == {"truncated"}
+    rig.abort.set()
+    more = copies(50, *([8] * 6))
+    assert {each.error for each in rig.write(*more)} == {"aborted"}
+    rig.abort.clear()
+    assert {each.error for each in rig.read(*more)} == {"vanished"}
+
+
+def test_objects_in_pieces_are_told_with_all_of_their_calls(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    small = copies(0, *([8] * 128))
+    rig.write(*small)
+    rig.delete(*small[::2])
+    refs = copies(1000, *([32] * 8))
+    for done in (rig.write(*refs), rig.read(*refs)):
+        assert all(each.ok for each in done)
+        assert max(len(each.legs[0].chunks) for each in done) > 1
+        assert all(sum(c.nbytes for c in each.legs[0].chunks) == 32 * PAGE_BYTES for each in done)
+
+
+def test_pages_are_looked_at_of_every_nth_read(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, sampled=3)
+    refs = copies(0, *([8] * 12))
+    rig.write(*refs)
+    parts = rig.mover.perform_many([Read(ref, Cause.REUSE) for ref in refs])
+    assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [8]
+    assert all(part.ok for part in parts)
+
+
+def test_calls_that_go_on_are_seen_from_outside() -> None:
+    clock = MonotonicClock()
+    ops = [Read(ref, Cause.REUSE) for ref in copies(0, 1, 1, 1)]
+    place = Place((Span(0, 0, PAGE_BYTES),), (), "direct")
+    objects = PlacedObjects([(op, op.copy, place) for op in ops], clock)
+    pulse, now_ns = StoreCalls(), time.monotonic_ns()
+    pulse.enter_many(objects)
+    objects.rows["began_ns"] = [now_ns - 5_000, now_ns - 3_000, 0]
+    objects.rows["ended_ns"] = [now_ns - 1_000, 0, 0]
+    seen_ns = clock.of_monotonic(now_ns)
+    ((cause, leg),) = pulse.in_flight(seen_ns)
+    assert (cause, leg.kind, leg.device_ns) == (Cause.REUSE, OpKind.READ, 3_000)
+    assert pulse.waiting(seen_ns) == [(OpKind.READ, 3_000)]
+    pulse.leave_many(objects)
+    assert not pulse.in_flight(seen_ns)
+
+
+def test_threads_share_the_crew_and_each_has_what_it_asked_for(rig: Rig) -> None:
+    groups = [copies(1000 * n, *([4] * 30)) for n in range(4)]
+    failed: list[OpDone] = []
+
+    def work(refs: list[CopyRef]) -> None:
+        for perform in (rig.write, rig.read, rig.read, rig.delete):
+            failed.extend(each for each in perform(*refs) if not each.ok)
+
+    threads = [threading.Thread(target=work, args=(refs,)) for refs in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 900), st.integers(1, 400)), min_size=1, max_size=12),
+    st.sampled_from(OpKind),
+    st.booleans(),
+    st.integers(1, 3),
+)
+@settings(max_examples=200)
+def test_a_recorder_counts_arrays_as_it_counts_each(
+    instants: list[tuple[int, int]], kind: OpKind, open_end: bool, sizes: int
+) -> None:
+    """In and across all phases: calls that began in the warm-up, end in the drain, or last long."""
+    ms, refs = 10**6, copies(0, *(1 + i % sizes for i in range(len(instants))))
+    make: type[Any] = {
+        OpKind.READ: Read, OpKind.WRITE: Write, OpKind.DELETE: Delete,
+    }[kind]  # fmt: skip
+    part = OpsDone(
+        ops=[make(ref, Cause.REUSE) for ref in refs], tier=Tier.NVME, kind=kind, cause=Cause.REUSE,
+        engine="direct", nbytes=np.array([ref.nbytes for ref in refs]),
+        started_ns=np.array([ms * began for began, _ in instants]),
+        finished_ns=np.array([ms * (began + took) for began, took in instants]),
+        step="allocate" if kind is OpKind.WRITE else None,
+        steps_ns=[7] * len(instants) if kind is OpKind.WRITE else [],
+    )  # fmt: skip
+    end_ns = None if open_end else 900 * ms
+    both = [Recorder(Edges(100 * ms, 0, 200 * ms, end_ns)) for _ in range(2)]
+    both[0].ops(part, verified=True)
+    for each in part.each():
+        both[1].op(each, verified=True)
+    assert _counted(both[0]) == _counted(both[1])
+
+
+def _counted(recorder: Recorder) -> list[object]:
+    flows = {
+        flow: (
+            stats.operations, stats.bytes, stats.calls,
+            *(h.to_json() for h in (stats.sizes, stats.total, stats.device, stats.host)),
+        )
+        for flow, stats in recorder.flows.items()
+    }  # fmt: skip
+    bins = recorder.meter.take(1)
+    windows = {
+        key: (ops.operations, ops.bytes, ops.calls, ops.latency.to_json())
+        for key, ops in bins.ops.items()
+    }
+    steps = {step: histogram.to_json() for step, histogram in recorder.steps.items()}
+    return [
+        flows, windows, steps, recorder.distinct.bytes, recorder.new_bytes,
+        recorder.pace.read(10**9, (OpKind.READ, OpKind.WRITE)),
+        recorder.verified_objects, recorder.verified_bytes, recorder.verified_storage_bytes,
+    ]  # fmt: skip
