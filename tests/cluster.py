@@ -9,7 +9,6 @@ from typing import Any
 
 from kv_cache.config.scenario import (
     DISCIPLINES,
-    ORDERS,
     PREEMPTIONS,
     PREFETCHES,
     RESERVATIONS,
@@ -118,7 +117,15 @@ def with_newer_rules(values: Plain, seed: int) -> Plain:
         values["scheduler"]["queue"] = "central"
     if rng.random() < 0.5:
         values["scheduler"]["max_retries"] = rng.choice((1, 2, 5))
-    values["scheduler"]["victim"] = rng.choice(VICTIMS)
+    scheduler = values["scheduler"]
+    scheduler["victim"] = rng.choice(VICTIMS)
+    if rng.random() < 0.5 or scheduler["victim"] == "lowest-priority":
+        scheduler["order"] = rng.choice((scheduler["order"], "fair", "priority", "priority"))
+        scheduler["pause_lower"] = rng.random() < 0.6 and scheduler["order"] == "priority"
+        values["classes"] = {
+            name: {"share": share, "weight": rng.choice((1.0, 7.0)), "priority": rng.randint(0, 2)}
+            for name, share in (("a", 1.0), ("b", 3.0), ("c", 0.5))
+        }
     if rng.random() < 0.4:
         router["decode"] = rng.choice(("cheapest", "least-connections"))
     return values
@@ -213,7 +220,7 @@ def _scheduler(rng: random.Random) -> Plain:
         "max_num_seqs": seqs,
         "max_num_batched_tokens": max(seqs, rng.choice((1, 5, 64, 8192))),
         "chunked_prefill": rng.random() < 0.6,
-        "order": rng.choice(ORDERS),
+        "order": rng.choice(("fcfs", "sjf")),
         "reservation": rng.choice((*RESERVATIONS, "on-demand")),
         "preemption": rng.choice(PREEMPTIONS),
         "max_queue": rng.choice((0, 0, 0, 2)),

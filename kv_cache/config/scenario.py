@@ -27,8 +27,8 @@ ROUTERS = (
 DECODE_ROUTERS = (*ROUTERS, "cheapest")
 RESERVATIONS = ("reserve-full", "reserve-prompt", "on-demand")
 PREEMPTIONS = ("recompute", "swap", "abort")
-VICTIMS = ("youngest", "oldest", "least-recent")
-ORDERS = ("fcfs", "sjf")
+VICTIMS = ("youngest", "oldest", "least-recent", "lowest-priority")
+ORDERS = ("fcfs", "sjf", "fair", "priority")
 QUEUES = ("instance", "central")
 TRANSFERS = ("push", "pull", "on-demand")
 WRITE_POLICIES = ("none", "through", "through-selective", "back")
@@ -443,7 +443,17 @@ class SchedulerSection:
     chunked_prefill: bool = opt(
         True, "Whether a prompt may be spread over steps, beside sequences that decode"
     )
-    order: str = opt("fcfs", "Order of the waiting queue", choices=ORDERS)
+    order: str = opt(
+        "fcfs",
+        "Order of the waiting queue: fcfs: as they come; sjf: the fewest tokens first; fair: the "
+        "class that has had the least tokens for its weight; priority: the highest class",
+        choices=ORDERS,
+    )  # fmt: skip
+    pause_lower: bool = opt(
+        False, "Whether one that waits takes place and memory from sequences of lower classes, as "
+        "preemption says, which go on when there is room again",
+        read_when=(".order=priority", ".queue=instance", ".reservation!=reserve-full"),
+    )  # fmt: skip
     queue: str = opt(
         "instance",
         "Where requests wait: at the instance that the router chooses as they arrive, or in one "
@@ -458,8 +468,9 @@ class SchedulerSection:
     victim: str = opt(
         "youngest",
         "Which one does, where those that decode need memory: youngest: the last to be admitted; "
-        "oldest: the first; least-recent: the one that began its prompt or its answer longest ago. "
-        "A prompt takes memory from later ones alone",
+        "oldest: the first; least-recent: the one that began its prompt or its answer longest ago; "
+        "lowest-priority: the last of the lowest class. A prompt takes memory from later ones "
+        "alone, or from lower classes",
         choices=VICTIMS, read_when=".reservation!=reserve-full",
     )  # fmt: skip
     max_queue: int = opt(
@@ -470,6 +481,22 @@ class SchedulerSection:
         0, "Other instances that are asked for a request, the least loaded first, before it is "
         "rejected for a full queue, or aborted for want of memory (preemption abort)", low=0,
         high=1000, read_when=".max_queue or .preemption=abort",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassSection:
+    """A class of requests. All requests of a session, or of a trace's session, are of one class,
+    drawn by the shares."""
+
+    share: float = opt(1.0, "Sessions of it, relative to the other classes", above=0, high=1e9)
+    weight: float = opt(
+        1.0, "Tokens that it is to have, relative to the other classes", above=0, high=1e9,
+        read_when="scheduler.order=fair",
+    )  # fmt: skip
+    priority: int = opt(
+        0, "Which goes first: the highest", low=0, high=1000,
+        read_when="scheduler.order=priority or scheduler.victim=lowest-priority",
     )  # fmt: skip
 
 
@@ -585,6 +612,7 @@ class Scenario:
     workload: WorkloadSection = field(default_factory=WorkloadSection)
     topology: TopologySection = field(default_factory=TopologySection)
     instances: Mapping[str, InstanceSection] = opt({}, "Groups of instances by name")
+    classes: Mapping[str, ClassSection] = opt({}, "Classes of requests by name")
     tiers: TiersSection = field(default_factory=TiersSection)
     router: RouterSection = field(default_factory=RouterSection)
     scheduler: SchedulerSection = field(default_factory=SchedulerSection)

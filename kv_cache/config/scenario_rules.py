@@ -121,6 +121,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
     yield from _scopes(scenario)
     yield from _batches(scenario)
     yield from _work(scenario)
+    yield from _classes(scenario)
     yield from _policies(scenario)
 
 
@@ -235,6 +236,19 @@ def _batches(scenario: Scenario) -> Iterator[str]:
                 f"scheduler.max_num_batched_tokens is {budget}, too few for {option}.max_num_seqs "
                 f"{seqs} (each sequence that decodes takes a token of a step); raise the one or "
                 "lower the other"
+            )
+
+
+def _classes(scenario: Scenario) -> Iterator[str]:
+    section = scenario.scheduler
+    for path, value, rules in (
+        ("order", section.order, ("fair", "priority")),
+        ("victim", section.victim, ("lowest-priority",)),
+    ):
+        if value in rules and not scenario.classes:
+            yield (
+                f"scheduler.{path} is {value}, but there are no classes; give some (classes: "
+                "{chat: {share: 9}, batch: {share: 1}})"
             )
 
 

@@ -41,6 +41,7 @@ from kv_cache.result.simulation.measures import (
     Measure,
 )
 from kv_cache.view import units
+from kv_cache.view.cluster_classes import class_table
 from kv_cache.view.cluster_hardware import gpu_memory, hardware_text, link_waits
 from kv_cache.view.identity import origin_texts, trace_text
 from kv_cache.view.machine import option_parts
@@ -349,7 +350,8 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
     )
     lost = FactList(rows=list(_lost(variants)))
     service = (_service(variants), gpu_memory(variants, label))
-    return present(latencies, *_first_token(variants), *service, lost, all_numbers)
+    classes = class_table(variants, label, short_text)
+    return present(latencies, *_first_token(variants), classes, *service, lost, all_numbers)
 
 
 def _shown_with_transfer(variants: Sequence[SimVariant]) -> list[Measure]:

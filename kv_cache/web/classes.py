@@ -69,6 +69,7 @@ TEXTS: Mapping[str, WebClass] = {
     "scenario.question": WebClass.FREE,
     "scenario.network.wires": WebClass.FREE,
     "scenario.instances": WebClass.FREE,
+    "scenario.classes": WebClass.FREE,
     "scenario.model.name": WebClass.WORD,
     "scenario.workload.trace_format": WebClass.WORD,
 }

@@ -125,6 +125,9 @@ def test_mixed_instances_that_decode_for_each_other_never_wait_for_each_other(
     for seed in range(200, 290):
         values = mixed_for_each_other(seed)
         values["scheduler"]["victim"] = victim
+        values["classes"] = {"a": {"priority": 0}, "b": {"priority": seed % 2}}
+        if seed % 3 and victim == "lowest-priority":
+            values["scheduler"] |= {"order": "priority", "pause_lower": True}
         outcome, events = served(scenario_of(values))
         every_request_ends_once(outcome, events)
         parts_add_up(outcome)

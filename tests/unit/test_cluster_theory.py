@@ -19,14 +19,18 @@ FREE: Plain = {"prefill_tokens_per_s": 1e12}
 """Prompts of a token that take no time, so that an answer of N tokens is a service of N - 1."""
 
 
-def run(work: Plain, gpu: Plain, seqs: int, *, requests: int, seed: int = 7) -> ClusterOutcome:
+def run(
+    work: Plain, gpu: Plain, seqs: int, *, requests: int, seed: int = 7, **more: Plain
+) -> ClusterOutcome:
     values: Plain = {
         "seed": seed,
         "model": {"kv_bytes_per_token": 1, "block_tokens": 16},
         "workload": {"source": "poisson", "requests": requests, "prompt_tokens": (1, 1)} | work,
         "instances": {"gpu": {"compute": "rate"} | gpu},
-        "scheduler": {"max_num_seqs": seqs, "reservation": "reserve-full"},
+        "scheduler": {"max_num_seqs": seqs, "reservation": "reserve-full"}
+        | more.pop("scheduler", {}),
         "watch": {"check_every": 100_000, "series_points": 2},
+        **more,
     }
     return serve(scenario_of(values))
 
@@ -65,6 +69,72 @@ def test_one_sequence_at_a_time_is_m_m_1_and_lindleys_recursion_to_the_nanosecon
     waiting = rate(rows) * square / (2 * (1 - load))  # Pollaczek and Khinchine, of the sample
     assert mean(times) == pytest.approx(mean(services) + waiting, rel=0.01)
     assert mean(times) == pytest.approx(mean(services) / (1 - load), rel=0.01)
+
+
+CLASSES: Plain = {"low": {"share": 2, "priority": 0}, "high": {"share": 1, "priority": 5}}
+
+
+def by_class(requests: Requests) -> list[list[tuple[int, int, int]]]:
+    """Arrival, end and time of service of each request of the low class, and of the high one."""
+    rows: list[list[tuple[int, int, int]]] = [[], []]
+    columns = zip(
+        requests.arrival_ns, requests.e2e_ns, requests.output_tokens, requests.kind, strict=True
+    )
+    for arrival, e2e, tokens, kind in columns:
+        rows[kind].append((arrival, arrival + e2e, (tokens - 1) * 1_000_000))
+    return [sorted(some) for some in rows]
+
+
+def test_a_higher_class_waits_for_the_service_under_way_alone() -> None:
+    """M/M/1 with priorities, to the nanosecond and by Cobham's formula (Operations Research 2(1),
+    1954): a wait of R / (1 - load of the high), and R / (1 - load of the high) (1 - load)."""
+    work = {"rate_per_s": 0.6, "output_tokens": (1000, 1000), "output_law": "exponential"}
+    gpu = FREE | {"decode_tokens_per_s": 1000.0}
+    found = run(work, gpu, 1, requests=REQUESTS, classes=CLASSES, scheduler={"order": "priority"})
+    low, high = by_class(found.requests)
+    asked = [sorted((a, s, e) for a, e, s in some) for some in (low, high)]
+    end, places = 0, [0, 0]
+    while any(place < len(some) for place, some in zip(places, asked, strict=True)):
+        heads = [some[p][0] if p < len(some) else 1 << 62
+                 for p, some in zip(places, asked, strict=True)]  # fmt: skip
+        end = max(end, min(heads))
+        kind = 1 if heads[1] <= end else 0
+        _, service, ended = asked[kind][places[kind]]
+        places[kind] += 1
+        end += service
+        assert abs(ended - end) <= 1, "somebody was served out of turn"
+        end = ended
+    every = low + high
+    services = [float(s) for _, _, s in every]
+    arrivals = len(every) / (max(a for a, _, _ in every) - min(a for a, _, _ in every))
+    left = arrivals * mean([s * s for s in services]) / 2
+    load = arrivals * mean(services)
+    load_high = load * sum(s for *_, s in high) / sum(services)
+    waits = [mean([float(e - a - s) for a, e, s in some]) for some in (low, high)]
+    assert waits[1] == pytest.approx(left / (1 - load_high), rel=0.03)
+    assert waits[0] == pytest.approx(left / (1 - load_high) / (1 - load), rel=0.03)
+
+
+def test_a_higher_class_that_pauses_lower_ones_is_served_as_if_it_were_alone() -> None:
+    """But for the step of 1 ms that is under way; the lower one goes on where it was, as computing
+    it again takes no time here."""
+    work = {"rate_per_s": 0.5, "output_tokens": (1000, 1000), "output_law": "exponential"}
+    gpu = FREE | {"decode_tokens_per_s": 1000.0}
+    rules = {"order": "priority", "pause_lower": True, "reservation": "reserve-prompt"}
+    found = run(work, gpu, 1, requests=REQUESTS // 3, classes=CLASSES, scheduler=rules)
+    low, high = by_class(found.requests)
+    end = 0
+    for arrival, ended, service in high:
+        end = max(end, arrival) + service
+        assert 0 <= ended - end <= 1_000_001, "it waited for more than a step"
+        end = ended
+    assert found.requests.preemptions > 500
+    work_left, before = 0, 0
+    for arrival, _, service in sorted(low + high):
+        work_left = max(0, work_left - (arrival - before)) + service
+        before = arrival
+    last = max(e for _, e, _ in low + high)
+    assert abs(last - before - work_left) <= 10_000_000, "work was lost, or done twice"
 
 
 STEP_MS = 1.0

@@ -161,7 +161,7 @@ def test_shipped_scenarios_answer_the_questions_of_the_three_simulators() -> Non
         "single-node", "admission", "rack-pool", "eviction", "context-length",
         "unified-vs-separated",
         "pd-ratio", "transfer", "network-variance", "unequal-gpus", "b13", "cluster-10k", "pd-10k",
-        "h100-70b", "node-policies", "interconnect",
+        "h100-70b", "node-policies", "interconnect", "classes",
     }  # fmt: skip
 
 

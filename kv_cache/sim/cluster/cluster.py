@@ -28,9 +28,10 @@ from kv_cache.sim.cluster.retries import Retries
 from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Router
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready
+from kv_cache.sim.cluster.sources.classes import class_draws
 from kv_cache.sim.cluster.storage import TIERS
 from kv_cache.sim.cluster.unlimited import UnlimitedCache
-from kv_cache.sim.cluster.waiting_queue import WaitingQueue
+from kv_cache.sim.cluster.waiting_queue import make_queue
 
 
 class Cluster(InstanceEvents[Instance]):
@@ -59,7 +60,8 @@ class Cluster(InstanceEvents[Instance]):
             self.storage.on_moved = self._say_moved
         self.roster = Roster(fabric, self.counts, self)
         self._rules = self.roster.rules
-        self.central = WaitingQueue(shortest_first=self._rules.shortest_first)
+        self.central = make_queue(self._rules)
+        self._classes = class_draws(scenario)
         self._warmup = scenario.workload.warmup_requests
         self._prefetch_kind = scenario.tiers.prefetch
         self._prefetch_ppm = round(scenario.tiers.prefetch_at * 1_000_000)  # of a pause
@@ -74,10 +76,6 @@ class Cluster(InstanceEvents[Instance]):
         section, roster = self.scenario.router, self.roster
         prefill = [i for i, role in enumerate(roster.roles) if role != "decode"]
         decode = [i for i, role in enumerate(roster.roles) if role != "prefill"]
-        self._most_of = dict.fromkeys(roster.roles, 0)  # blocks of the largest of each role
-        for number, role in enumerate(roster.roles):
-            self._most_of[role] = max(self._most_of[role], roster.capacity_of(number))
-        self._most_mixed = self._most_of.get("mixed", 0)
         self.prefill_side = PrefillSide(self._fabric, roster, prefill)
         self._prefill_router = Router(
             section.kind, section, self.prefill_side, seed.child("router")
@@ -120,6 +118,9 @@ class Cluster(InstanceEvents[Instance]):
             request, self.chain.path(request.leaf) if request.leaf else (), now, measured
         )
         self._requests.arrived += 1
+        if self._classes is not None:
+            flight.kind = self._classes.of(request.session)
+            self._requests.class_arrived[flight.kind] += measured
         self.counts.change_presence(now, 1)
         self.alive[request.number] = flight
         if measured:
@@ -137,8 +138,7 @@ class Cluster(InstanceEvents[Instance]):
         self._route(flight)
 
     def _route(self, flight: Flight) -> None:
-        need = -(-flight.stored_tokens // self.block_tokens)
-        if need > self._most_mixed and self._is_too_large(flight, need):
+        if self.roster.is_too_large(flight):
             self._reject(flight, "larger-than-hbm")
             return
         rules = self._rules
@@ -187,12 +187,6 @@ class Cluster(InstanceEvents[Instance]):
         instance.nudge()
         if self._prefetch_kind == "on-arrival" and flight.phase == QUEUED:
             self.storage.prefetch(instance.tiers, flight.path)
-
-    def _is_too_large(self, flight: Flight, need: int) -> bool:
-        """Whether no instance can prefill it, or none can decode it; no mixed one can."""
-        prompt = -(-flight.request.prompt_tokens // self.block_tokens)
-        most = self._most_of
-        return need > most.get("decode", 0) or prompt > most.get("prefill", 0)
 
     def _expect_work(self, flight: Flight, instance: Instance) -> None:
         """Add the estimated cost of a flight to the load of its instance."""

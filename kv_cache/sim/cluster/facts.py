@@ -62,6 +62,7 @@ def facts(outcome: ClusterOutcome) -> Plain:
         "rates": _rates(outcome, window_s),
         "goodput": _goodput(outcome, window_s),
         "tokens": _tokens(outcome),
+        "classes": _classes(outcome, window_s),
         "blocks": _blocks(outcome),
         "tiers": {tier.name: _tier(tier) for tier in outcome.tiers},
         "links": {link.kind: _link(link, _moving_s(outcome)) for link in outcome.links},
@@ -247,6 +248,28 @@ def _tokens(outcome: ClusterOutcome) -> Plain:
         "hit": hit,
         "hit_ratio": _share(hit, prompt),
     }
+
+
+def _classes(outcome: ClusterOutcome, window_s: float) -> Plain:
+    """Return of each class what its measured requests had; none where there are no classes."""
+    every, kinds = outcome.requests, _numbers(outcome.requests.kind)
+    tokens = _numbers(every.prompt_tokens) + _numbers(every.output_tokens)
+    rows: Plain = {}
+    for place, name in enumerate(outcome.scenario.classes):
+        some = kinds == place
+        had, finished = int(tokens[some].sum()), int(some.sum())
+        rows[name] = {
+            "arrived": every.class_arrived[place],
+            "finished": finished,
+            "finished_share": _share(finished, every.class_arrived[place]),
+            "tokens_per_s": _share(had, window_s),
+            "token_share": _share(had, int(tokens.sum())),
+            **{
+                f"{time}_ms": _spread(_numbers(getattr(every, f"{time}_ns"))[some])
+                for time in ("queue", "ttft", "e2e")
+            },
+        }
+    return rows
 
 
 # --- places ----------------------------------------------------------------------------------

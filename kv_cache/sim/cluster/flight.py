@@ -77,6 +77,7 @@ class Flight:
     arrival_ns: int
     measured: bool
     phase: int = QUEUED
+    kind: int = 0  # its class, by the place of that
     target: int = field(init=False)  # tokens whose state is there when prefill ends
     computed: int = 0  # of them: found or computed so far
     generated: int = 0  # tokens of the answer that are out

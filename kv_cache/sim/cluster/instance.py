@@ -10,6 +10,7 @@ has been admitted to prefill before, and the oldest is never preempted for a you
 """
 
 from bisect import insort
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import takewhile
 
@@ -19,21 +20,23 @@ from kv_cache.sim.cluster.event_loop import STEPS
 from kv_cache.sim.cluster.fabric import Fabric
 from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, Flight, Hold
 from kv_cache.sim.cluster.instance_events import InstanceEvents
-from kv_cache.sim.cluster.preemption import VICTIMS
+from kv_cache.sim.cluster.preemption import VICTIMS, lowest_below
 from kv_cache.sim.cluster.prefix_match import PrefixPart, is_ready, match, unpin
 from kv_cache.sim.cluster.scheduler_rules import Rules
 from kv_cache.sim.cluster.segments import BlockPool, blocks_of
-from kv_cache.sim.cluster.waiting_queue import WaitingQueue
+from kv_cache.sim.cluster.waiting_queue import make_queue
+
+_FIRST = -(1 << 62)  # before any order
 
 
 class Instance:
     __slots__ = (
-        "_choose", "_chunks", "_counts", "_epoch", "_events", "_fabric", "_fresh", "_joining",
-        "_kicking", "_last_out_ns", "_orders", "_preempted", "_run_began", "_run_steps", "_slacks",
-        "_storage", "busy", "busy_ns", "compute", "context", "decode_tokens", "decoding",
-        "finished", "finishing", "grown", "max_seqs", "measured_decoding", "members", "number",
-        "pool", "preemptions", "prefill_tokens", "prefilling", "requests", "role", "rules",
-        "step_ns", "steps", "tiers", "waiting",
+        "_ahead", "_choose", "_chunks", "_counts", "_epoch", "_events", "_fabric", "_fresh",
+        "_joining", "_kicking", "_last_out_ns", "_orders", "_preempted", "_run_began",
+        "_run_steps", "_slacks", "_storage", "busy", "busy_ns", "compute", "context",
+        "decode_tokens", "decoding", "finished", "finishing", "grown", "max_seqs",
+        "measured_decoding", "members", "number", "pool", "preemptions", "prefill_tokens",
+        "prefilling", "requests", "role", "rules", "step_ns", "steps", "tiers", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -60,7 +63,7 @@ class Instance:
         self.pool = tiers[0]
         self.rules = rules
         self.max_seqs = max_seqs
-        self.waiting = WaitingQueue(shortest_first=rules.shortest_first)
+        self.waiting = make_queue(rules)
         self.members: dict[Flight, None] = {}  # admitted and not ended, the first first
         self.prefilling: list[Flight] = []
         self.finishing: list[tuple[int, int, int, Flight]] = []
@@ -71,6 +74,8 @@ class Instance:
         self.busy_ns = self.prefill_tokens = self.decode_tokens = 0
         self.requests = self.finished = self.preemptions = 0
         self._orders = 0
+        by_class = rules.victim == "lowest-priority"
+        self._ahead = [(each << 40) * by_class for each in rules.priorities]
         self._slacks: dict[int, int] = {}
         self._chunks: list[tuple[Flight, int]] = []
         self._epoch = 0
@@ -104,7 +109,9 @@ class Instance:
         """End a run of decode steps at the next step, as a flight may be admitted."""
         if not self.busy:
             self.kick()
-        elif self._run_steps and (self._joining or len(self.members) < self.max_seqs):
+        elif self._run_steps and (
+            self._joining or len(self.members) < self.max_seqs or self.rules.pause_lower
+        ):
             self._shorten()
 
     def kick(self) -> None:
@@ -147,13 +154,15 @@ class Instance:
 
     def _admit(self) -> None:
         waiting = self.waiting
-        while len(self.members) < self.max_seqs:
+        while True:
             flight = waiting.head()
             if flight is None:
                 return
             if flight.loads and flight.phase == QUEUED:
                 return  # what was swapped out is still on its way
-            if not self._take(flight):
+            if len(self.members) >= self.max_seqs or not self._take(flight):
+                if self.rules.pause_lower and self._pause_for(flight):
+                    continue
                 return
             waiting.pop()
             self.members[flight] = None
@@ -173,9 +182,9 @@ class Instance:
         spare = 0 if self.rules.reserve_all else self.decoding + more
         return blocks + spare <= self.pool.available
 
-    def _next_order(self) -> int:
+    def _next_order(self, flight: Flight) -> int:
         self._orders += 1
-        return self._orders
+        return self._orders - self._ahead[flight.kind]
 
     def _take_prompt(self, flight: Flight) -> bool:
         """Take memory for a prompt: the prefix that is here, and what the reservation says; begin
@@ -197,7 +206,7 @@ class Instance:
         if evicted is None:
             unpin(parts)
             return False
-        flight.order = flight.begun = self._next_order()
+        flight.order = flight.begun = self._next_order(flight)
         hold = flight.hold = Hold(pool)
         hold.shared = shared
         if private > 0:
@@ -256,7 +265,7 @@ class Instance:
             return False
         for part in reversed(parts):
             pool.hit(part.segment)
-        flight.landing_order = self._next_order()
+        flight.landing_order = self._next_order(flight)
         hold = flight.landing = Hold(pool)
         hold.pins = [part.segment for part in parts]
         hold.shared = shared
@@ -268,7 +277,7 @@ class Instance:
         blocks = flight.swapped
         if not (self._has_room(blocks, 1) and self._storage.take(self.pool, blocks)):
             return False
-        flight.order = self._next_order()
+        flight.order = self._next_order(flight)
         flight.hold = Hold(self.pool)
         flight.hold.private = blocks
         flight.loads += 1
@@ -353,7 +362,7 @@ class Instance:
         if need <= 0:
             return True
         while not self._storage.take(self.pool, need):
-            victim = self._victim(flight.order)
+            victim = self._choose(self._able(flight.order))
             if victim is None:
                 return False
             self._preempt(victim)
@@ -404,7 +413,7 @@ class Instance:
         self._counts.turn(flight, DECODE)
         left = flight.request.output_tokens - flight.generated
         kept = flight.request.prompt_tokens + flight.generated - 1
-        flight.begun = self._next_order()
+        flight.begun = self._next_order(flight)
         flight.joined_step = self.steps
         flight.finish_step = self.steps + left
         self._counts.tickets += 1
@@ -607,19 +616,16 @@ class Instance:
         return need
 
     def _preempt_for_growth(self) -> None:
-        victim = self._victim()
+        victim = self._choose(self._able(_FIRST))
         assert victim is not None, "who decodes can be preempted"
         self._preempt(victim)
 
-    def _victim(self, after: int = 0) -> Flight | None:
-        """Choose among the flights that can be preempted now, admitted later than the `after`-th,
-        by the rule."""
+    def _able(self, after: int) -> Iterator[Flight]:
+        """Yield the flights that can be preempted now, the last admitted first, of those behind
+        `after` in the order."""
         chunks = {flight for flight, _ in self._chunks}
-        able = (
-            flight
-            for flight in reversed(self.members)
-            if flight.order > after
-            and (
+        for flight in reversed(self.members):
+            if flight.order > after and (
                 flight.phase == DECODE
                 or (
                     flight.phase == PREFILL
@@ -628,9 +634,15 @@ class Instance:
                     and not flight.loads
                     and flight.computed < flight.target
                 )
-            )
-        )
-        return self._choose(able)
+            ):
+                yield flight
+
+    def _pause_for(self, flight: Flight) -> bool:
+        """Preempt one of a lower class; False if there is none."""
+        victim = lowest_below(self._able(_FIRST), flight.kind, self.rules.priorities)
+        if victim is not None:
+            self._preempt(victim)
+        return victim is not None
 
     def _preempt(self, flight: Flight) -> None:
         self.preemptions += 1

@@ -93,6 +93,8 @@ class Requests:
     hit_tokens: "array[int]" = field(default_factory=_ns)
     instance: "array[int]" = field(default_factory=_ns)
     decoder: "array[int]" = field(default_factory=_ns)
+    kind: "array[int]" = field(default_factory=_ns)  # its class, where there are any
+    class_arrived: Counter[int] = field(default_factory=Counter)  # measured ones
     preemptions: int = 0
     retries: int = 0  # other instances that were asked
     retries_taken: int = 0  # of them: they had room

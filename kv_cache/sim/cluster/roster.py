@@ -7,6 +7,7 @@ from kv_cache.core.units import GIB
 from kv_cache.sim.cluster.compute import ComputeModel, make_compute
 from kv_cache.sim.cluster.counts import ClusterCounts
 from kv_cache.sim.cluster.fabric import Fabric
+from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.instance_events import InstanceEvents
 from kv_cache.sim.cluster.scheduler_rules import rules_of
@@ -31,6 +32,19 @@ class Roster:
         for group in groups.values():
             blocks = int(group.hbm_gib * GIB) // fabric.block_bytes
             self._capacities.extend(array("q", (blocks,)) * group.count)
+        self._most_of = dict.fromkeys(self.roles, 0)  # blocks of the largest of each role
+        for role, blocks in zip(self.roles, self._capacities, strict=True):
+            self._most_of[role] = max(self._most_of[role], blocks)
+        self._most_mixed = self._most_of.get("mixed", 0)
+
+    def is_too_large(self, flight: Flight) -> bool:
+        """Return whether no instance can prefill it, or none can decode it; no mixed one can."""
+        block, most = self.rules.block_tokens, self._most_of
+        need = -(-flight.stored_tokens // block)
+        if need <= self._most_mixed:
+            return False
+        prompt = -(-flight.request.prompt_tokens // block)
+        return need > most.get("decode", 0) or prompt > most.get("prefill", 0)
 
     def capacity_of(self, number: int) -> int:
         """Return blocks of an instance's HBM."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario import ClassSection, Scenario
 from kv_cache.config.scenario_rules import is_separated
 
 
@@ -13,7 +13,10 @@ class Rules:
     block_tokens: int
     batched_tokens: int
     chunked: bool
-    shortest_first: bool
+    order: str
+    weights: tuple[float, ...]  # of the classes, in their order; of one where there are none
+    priorities: tuple[int, ...]
+    pause_lower: bool
     reserve_all: bool
     reserve_prompt: bool
     preemption: str
@@ -28,11 +31,15 @@ class Rules:
 def rules_of(scenario: Scenario) -> Rules:
     """Build the rules of a scenario."""
     section = scenario.scheduler
+    classes = tuple(scenario.classes.values()) or (ClassSection(),)
     return Rules(
         block_tokens=scenario.model.block_tokens,
         batched_tokens=section.max_num_batched_tokens,
         chunked=section.chunked_prefill,
-        shortest_first=section.order == "sjf",
+        order=section.order,
+        weights=tuple(each.weight for each in classes),
+        priorities=tuple(each.priority for each in classes),
+        pause_lower=section.pause_lower,
         reserve_all=section.reservation == "reserve-full",
         reserve_prompt=section.reservation != "on-demand",
         preemption=section.preemption,

@@ -172,6 +172,8 @@ class _Collector:
         if len(self._latest) > MOST_LATEST:
             self._pack()
         self._requests.measured_finished += 1
+        if self._cluster.scenario.classes:
+            self._requests.kind.append(flight.kind)
         self._requests.good += (
             ttft <= self._most_ttft_ns
             and with_transfer <= self._most_with_transfer_ns
