@@ -21,6 +21,7 @@ import kv_cache.sim.cluster.cluster  # noqa: F401
 from tests import covering
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ["KV_CACHE_JOB"] = "tests"  # which share a device
 sys.dont_write_bytecode = False
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes of tests inherit what nohup ignores
 gc.freeze()  # what pytest and its plugins hold makes each collection slow: a third of a test's time
@@ -32,7 +33,8 @@ settings.load_profile("same")
 
 ONE_AT_A_TIME = {
     "devices": (
-        *("test_devices", "test_hosts", "test_names", "test_no_answer"),
+        *("test_device_mark", "test_devices", "test_hosts", "test_names"),
+        *("test_no_answer", "test_serve_devices"),
         *("test_printed_commands", "test_raw_device", "test_stack", "test_stalls"),
     ),
     "fio": ("test_predict", "test_probe", "test_twin"),

@@ -15,9 +15,9 @@ import orjson
 from kv_cache.app.prepare import check_output, output_of
 from kv_cache.config.root import Config
 from kv_cache.core.errors import ConfigError, PlaceError, os_reason
+from kv_cache.core.launched import COORDINATOR, KEY
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.crew.coordinator import Coordinator, Plan
-from kv_cache.crew.launched import COORDINATOR, KEY
 from kv_cache.crew.rendezvous import NoMpi, look_for_mpi, meet
 from kv_cache.crew.seat import Seat
 from kv_cache.crew.wire import Gone, Listener, addresses_of_this_machine, connect

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from msgspec import Struct
 
+from kv_cache.bench.device_mark import JOB, job_of
 from kv_cache.bench.interrupts import Interrupts, interrupts
 from kv_cache.core.errors import UsageError
 from kv_cache.crew.child_processes import finding_this_package, tied
@@ -72,13 +73,14 @@ class Children:
 
 
 def _environment() -> dict[str, str]:
-    """A run is started by nobody's launcher, and finds the program where this one was found."""
+    """A run is started by nobody's launcher, and finds the program where this one was found. Runs
+    at once (--jobs, ranks) share their device."""
     variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(_NOT_A_RUN_S) and name not in ("MPI_LOCALNRANKS", "SLURM_PROCID")
     }
-    return finding_this_package(variables)
+    return finding_this_package({**variables, JOB: job_of(os.environ).name})
 
 
 def run_remote(directory: str) -> int | None:

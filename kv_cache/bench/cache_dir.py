@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from kv_cache.bench.device_mark import device_of, mark
+from kv_cache.bench.device_mark import claim, devices_of, job_of, release
 from kv_cache.bench.owner import (
     OWNER_NAME,
     RECORD_BYTES,
@@ -63,11 +63,11 @@ def obtainable_bytes(path: Path, reclaim: str | None = None) -> int:
 class CacheDir:
     """Possession of a cache directory, from the constructor to `close`.
 
-    Creates the directory if it is absent, locks it against a second run, removes what dead
-    runs left and makes this run's own subdirectory. Raises PlaceError, having undone all that,
-    when the directory cannot be had. As a context manager it removes its files at the end; call
-    `close(keep=True)` inside to keep them. A created directory that others use at the end stays,
-    also when it is a run that ends a moment later.
+    Creates the directory if it is absent, locks it and its device against a second run, removes
+    what dead runs left and makes this run's own subdirectory. Raises PlaceError, having undone all
+    that, when the directory cannot be had. As a context manager it removes its files at the end;
+    call `close(keep=True)` inside to keep them. A created directory that others use at the end
+    stays, also when it is a run that ends a moment later.
     """
 
     def __init__(self, path: Path, *, run: str, reclaim: str | None = None) -> None:
@@ -82,7 +82,7 @@ class CacheDir:
         self._created: list[Path] = []
         self._lock: int | None = None
         self._cache_fd: int | None = None
-        self._mark: socket.socket | None = None
+        self._marks: list[socket.socket] = []
         self._objects = self.path / f"{RUN_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         self._objects_fd: int | None = None  # from here on it is this directory, whatever the name
         self._closed = False
@@ -138,7 +138,7 @@ class CacheDir:
         try:
             with _as_place_error(f"cache directory {self.path}"):
                 cache = self._take_lock()
-                self._mark = mark(device_of(self.path))
+                self._marks = claim(self.path, devices_of(self.path), job_of(os.environ))
                 self._remove_leftovers(cache)
                 self._make_objects(cache)
         except BaseException:
@@ -231,8 +231,7 @@ class CacheDir:
                 _unlock(self._lock, self._cache_fd)
         fds = [fd for fd in (self._objects_fd, self._cache_fd) if fd is not None]
         self._lock = self._objects_fd = self._cache_fd = None
-        if self._mark is not None:
-            self._mark.close()
+        release(self._marks)
         for fd in fds:
             os.close(fd)
         for directory in reversed(self._created):

@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from kv_cache.bench.cache_dir import in_use
+from kv_cache.bench.device_mark import claim, devices_of, job_of, release
 from kv_cache.bench.linux import require_linux
 from kv_cache.bench.path_checks import resolve
 from kv_cache.bench.procfs import block_device, text_of
@@ -78,8 +79,10 @@ class RawDevice:
         """The node of the device, without symbolic links; it is also where the objects are."""
         self.leftovers = Removed()
         self._refuse(kernel_state(_block_name(path)))
-        self._fd: int | None = self._claimed()
-        try:  # now that nobody can put anything there any more
+        self._marks = claim(self.path, devices_of(self.path), job_of(os.environ))
+        self._fd: int | None = None
+        try:
+            self._fd = self._claimed()  # from now on nobody can put anything there
             self._refuse(DeviceState(signatures=_signatures(self.path)))
         except BaseException:
             self.close()
@@ -88,6 +91,7 @@ class RawDevice:
     def close(self, *, keep: bool = False) -> Removed:
         """Let go of the device, whose bytes stay as they are. Calling again is fine."""
         fd, self._fd = self._fd, None
+        release(self._marks)
         if fd is not None:
             os.close(fd)
         return Removed()

@@ -100,7 +100,7 @@ def _under_a_supervisor(argv: Sequence[str], *, wrapper: bool) -> None:
     """Returns in the process that does the work: this one, or a child where it touches devices or
     is a rank of a launcher's."""
     from kv_cache.cli.supervisor import supervise
-    from kv_cache.crew.launched import COORDINATOR, rank_of
+    from kv_cache.core.launched import COORDINATOR, rank_of
 
     try:
         launched = COORDINATOR not in os.environ and rank_of(os.environ).source is not None

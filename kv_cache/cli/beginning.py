@@ -12,7 +12,7 @@ from kv_cache.cli.supervisor import supervisor, tell
 from kv_cache.config.load import Invocation, is_the_references
 from kv_cache.config.root import Config
 from kv_cache.core.exits import Exit
-from kv_cache.crew.launched import COORDINATOR, rank_of
+from kv_cache.core.launched import COORDINATOR, rank_of
 from kv_cache.view.terminal import terminal
 
 

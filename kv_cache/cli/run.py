@@ -19,8 +19,8 @@ from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.root import Config
 from kv_cache.core.errors import UsageError
 from kv_cache.core.exits import Exit
+from kv_cache.core.launched import rank_of
 from kv_cache.crew.coordinator import Coordinator
-from kv_cache.crew.launched import rank_of
 from kv_cache.crew.per_rank import alone_note, config_of_rank, own_file, together_note
 from kv_cache.crew.seat import Refused, Seat
 from kv_cache.files.result import Result

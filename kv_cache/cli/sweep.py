@@ -17,7 +17,7 @@ from kv_cache.cli.progress import TerminalProgress
 from kv_cache.config.root import options as run_options
 from kv_cache.core.errors import UsageError
 from kv_cache.core.exits import Exit
-from kv_cache.crew.launched import rank_of
+from kv_cache.core.launched import rank_of
 
 log = logging.getLogger("kv_cache")
 

@@ -18,8 +18,8 @@ from kv_cache.cli.beginning import loaded
 from kv_cache.cli.command import Command
 from kv_cache.cli.run import measure
 from kv_cache.core.errors import NoAnswerError, UsageError
+from kv_cache.core.launched import rank_of
 from kv_cache.core.mpirank import MpiRank
-from kv_cache.crew.launched import rank_of
 
 COMMAND = Command(
     name="",

@@ -27,9 +27,9 @@ from kv_cache.config.storage_targets import storage_places
 from kv_cache.core.clocks import Exchange, offset_of
 from kv_cache.core.crew import Crew, Member
 from kv_cache.core.exits import Exit
+from kv_cache.core.launched import COORDINATOR, KEY, RANK, RANKS, RANKS_HERE
 from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB, NS_PER_MS, human_bytes, ns_to_ms, s_to_ns
-from kv_cache.crew.launched import COORDINATOR, KEY, RANK, RANKS, RANKS_HERE
 from kv_cache.crew.wire import PATIENCE_S, Address, Gone, Listener, Message, Wire
 from kv_cache.files.keep import Kept, keep
 from kv_cache.files.result import Result

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import orjson
+from anyio import to_thread
 from msgspec import Struct, structs
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -26,10 +27,11 @@ from starlette.routing import Route
 from kv_cache import __version__
 from kv_cache.app.compare import read_inputs
 from kv_cache.app.documents import read_any
+from kv_cache.bench.device_mark import devices_of
 from kv_cache.config.root import Config, options
 from kv_cache.config.schema import print_config, to_mapping
 from kv_cache.config.unread import value_at
-from kv_cache.core.errors import ConfigError, UsageError, did_you_mean, os_reason
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean, os_reason
 from kv_cache.result.metrics import Json
 from kv_cache.view.comparison import comparison_view
 from kv_cache.view.page import page
@@ -53,6 +55,7 @@ from kv_cache.web.scenario_files import DrawnScenario, write_scenario
 UPLOAD_FOLDER = "uploads"
 MOST_COMPARED = 6
 _CHECK_S = 120.0
+_LOOK_S = 10.0
 _NAME = re.compile(r"[\w.+-]{1,120}")
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _TAKEN = ("", ".yaml", ".yml")
@@ -112,6 +115,7 @@ class Ready(Struct, frozen=True):
     command: WebCommand
     words: Sequence[str]
     config: Config | None
+    devices: Mapping[Path, Sequence[str]]
 
 
 def _ready(site: Site, wanted: Wanted, folder: Path) -> Ready:
@@ -120,7 +124,23 @@ def _ready(site: Site, wanted: Wanted, folder: Path) -> Ready:
     places = command.places(wanted.values, folder)
     words = command.words(wanted.values, structs.replace(site.folders, run_folder=folder), places)
     folders = Folders((*site.folders.roots, folder), site.folders.uploads)
-    return Ready(command, words, command.checked(words, folders, places))
+    config = command.checked(words, folders, places)
+    used = command.places_used(wanted.values, config)
+    return Ready(command, words, config, {place: devices_of(place) for place in used})
+
+
+async def _looked_at(site: Site, wanted: Wanted, folder: Path) -> Ready:
+    """Return `_ready`, which looks at places that may be on a device that hangs: the thread is
+    left behind then. Raises UsageError."""
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            look = partial(_ready, site, wanted, folder)
+            return await to_thread.run_sync(look, abandon_on_cancel=True)
+    except TimeoutError:
+        raise PlaceError(
+            f"a place that is named has not answered for {_LOOK_S:g} s; its device may hang: look "
+            "at it, or name another place"
+        ) from None
 
 
 # --- runs ------------------------------------------------------------------------------------
@@ -146,11 +166,11 @@ async def _check(site: Site, request: Request) -> Response:
     wanted = await _read(request, Wanted)
     name = site.jobs.new_id(wanted.command)
     try:
-        ready = await run_in_threadpool(_ready, site, wanted, site.jobs.folder(name) / OUT)
+        ready = await _looked_at(site, wanted, site.jobs.folder(name) / OUT)
         planned = ""
         if request.query_params.get("dry_run") and ready.command.has_dry_run:
             with TemporaryDirectory(prefix="kv-cache-check-") as empty:  # it must be there
-                there = await run_in_threadpool(_ready, site, wanted, Path(empty))
+                there = await _looked_at(site, wanted, Path(empty))
                 planned = await _planned(there.words)
             planned = planned.replace(empty, str(site.jobs.folder(name) / OUT))
     except UsageError as error:
@@ -194,9 +214,8 @@ async def _planned(words: Sequence[str]) -> str:
 async def _start(site: Site, request: Request) -> Response:
     wanted = await _read(request, Wanted)
     name = site.jobs.new_id(_command(site, wanted.command).name)
-    ready = await run_in_threadpool(_ready, site, wanted, site.jobs.folder(name) / OUT)
-    places = ready.command.devices(wanted.values, ready.config)
-    job = await run_in_threadpool(site.jobs.start, name, ready.words, places)
+    ready = await _looked_at(site, wanted, site.jobs.folder(name) / OUT)
+    job = await run_in_threadpool(site.jobs.start, name, ready.words, ready.devices)
     return _json(_job(site, job), 201)
 
 

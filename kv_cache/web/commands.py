@@ -180,8 +180,8 @@ class WebCommand:
         """Whether it can say what it would do."""
         return "dry_run" in self.own or (self.of_run and not self.name.startswith("trace "))
 
-    def devices(self, values: Values, config: Config | None) -> list[Path]:
-        """List the directories whose devices the command will use."""
+    def places_used(self, values: Values, config: Config | None) -> list[Path]:
+        """List the directories that the command will measure, or write to as it measures."""
         if not self.measures or (config is not None and config.run.virtual_time):
             return []
         if config is not None:

@@ -18,8 +18,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -29,7 +30,7 @@ import msgspec
 from msgspec import Struct
 
 import kv_cache
-from kv_cache.bench.device_mark import device_of, mark, others_on
+from kv_cache.bench.device_mark import JOB, DeviceInUseError, JobId, claim, release
 from kv_cache.bench.interrupts import EXITS
 from kv_cache.bench.owner import start_ticks
 from kv_cache.core.errors import PlaceError, UsageError, os_reason
@@ -84,6 +85,7 @@ class Jobs:
         self._results = results
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._jobs: dict[str, WebRun] = {}
+        self._starting = threading.Lock()
         for file in sorted(results.glob(f"*/{JOB_FILE}")):
             with suppress(OSError, msgspec.MsgspecError):
                 job = msgspec.json.decode(file.read_bytes(), type=WebRun)
@@ -99,36 +101,30 @@ class Jobs:
         """Return the folder of a run."""
         return self._results / name
 
-    def start(self, name: str, words: Sequence[str], places: Sequence[Path]) -> WebRun:
-        """Start a run, if nobody uses its devices. Raises BusyError, PlaceError."""
+    def start(
+        self, name: str, words: Sequence[str], devices: Mapping[Path, Sequence[str]]
+    ) -> WebRun:
+        """Start a run, if nobody uses the devices of its places. Raises BusyError, PlaceError."""
         if sum(map(self.is_alive, self.all())) >= _MOST_RUNNING:
             raise BusyError(f"{_MOST_RUNNING} runs go on already; wait for the end of one")
-        devices = list(dict.fromkeys(map(device_of, places)))
-        held = [each for each in map(mark, devices) if each is not None]
-        try:
-            self._refuse_shared(devices, places, held)
-            job = WebRun(
-                id=name, command=words[0], words=list(words), started_unix_s=time.time(),
-                devices=devices,
-            )  # fmt: skip
-            self._spawn(job, held)
-        finally:
-            for each in held:
-                each.close()
+        job = WebRun(
+            id=name, command=words[0], words=list(words), started_unix_s=time.time(),
+            devices=sorted({each for names in devices.values() for each in names}),
+        )  # fmt: skip
+        belongs = os.environ.get(JOB) or name
+        held: list[socket.socket] = []
+        with self._starting:  # of two at once one has the device
+            try:
+                for place, names in devices.items():
+                    held += claim(place, names, JobId(belongs))
+                self._spawn(job, held, belongs)
+            except DeviceInUseError as error:
+                raise BusyError(str(error)) from None
+            finally:
+                release(held)
         return job
 
-    def _refuse_shared(
-        self, devices: Sequence[str], places: Sequence[Path], held: Sequence[socket.socket]
-    ) -> None:
-        for device, place in zip(devices, places, strict=False):
-            if others := others_on(device, held):
-                who = ", ".join(map(str, others))
-                raise BusyError(
-                    f"cache directory {place}: its device {device} is in use by a run (process "
-                    f"{who}); wait for its end, as two runs would measure each other"
-                )
-
-    def _spawn(self, job: WebRun, held: Sequence[socket.socket]) -> None:
+    def _spawn(self, job: WebRun, held: Sequence[socket.socket], belongs: str) -> None:
         folder = self.folder(job.id)
         try:
             (folder / OUT).mkdir(parents=True)
@@ -136,8 +132,9 @@ class Jobs:
             with (folder / OUTPUT).open("xb") as output, (folder / LOG).open("xb") as log:
                 process = subprocess.Popen(
                     [*self.program(), *job.words],
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=log, env=self.environment(),
-                    start_new_session=True, pass_fds=[each.fileno() for each in held],
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=log,
+                    env={**self.environment(), JOB: belongs}, start_new_session=True,
+                    pass_fds=[each.fileno() for each in held],
                 )  # fmt: skip
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)

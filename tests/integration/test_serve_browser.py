@@ -113,17 +113,8 @@ def test_three_clicks_from_the_page_to_a_quick_run(served: Served, window: Brows
     assert (
         window.run("return document.querySelector('input[name=preset]:checked').value") == "quick"
     )
-    while True:  # until no other test has the device
-        window.click("#go")
-        window.until(
-            "location.hash.startsWith('#/run/') || document.querySelector('#why').textContent"
-        )
-        if window.run("return location.hash.startsWith('#/run/')"):
-            break
-        assert "is in use" in window.run("return document.querySelector('#why').textContent")
-        time.sleep(0.5)
+    window.click("#go")
     name = started(window)
-    assert [text for text in window.complaints() if "409" not in text] == []
     assert "--config=quick" in served.ask(f"/runs/{name}")[1]["line"]
     window.click("#stop")
     served.ended(name)

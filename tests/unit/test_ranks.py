@@ -11,9 +11,9 @@ from kv_cache.bench.path_checks import check_output_file
 from kv_cache.config.root import Config
 from kv_cache.config.sections import OutputConfig, RunConfig, TiersConfig
 from kv_cache.core.errors import ConfigError, PlaceError
+from kv_cache.core.launched import rank_of
 from kv_cache.core.mpirank import ALONE, MpiRank
 from kv_cache.core.units import GIB
-from kv_cache.crew.launched import rank_of
 from kv_cache.crew.per_rank import alone_note, config_of_rank, own_file
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Status
