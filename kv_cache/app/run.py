@@ -278,7 +278,7 @@ class _Running:
                 progress=bar.to,
                 on_record=watchers.on_record,
                 on_op=watchers.op_watcher,
-                on_leg=watchers.on_leg,
+                on_leg=watchers.leg_watcher,
                 on_arrival=watchers.on_arrival,
                 on_latencies=watchers.on_latencies,
                 stopped=self.caught.stop.is_set,

@@ -69,9 +69,9 @@ class Watchers:
         if self._recording is not None:
             self._recording.add(request)
 
-    def on_leg(self, op: Op, leg: Leg) -> None:
-        if self._io_trace is not None:
-            self._io_trace.on_leg(op, leg)
+    @property
+    def leg_watcher(self) -> Callable[[Op, Leg], None]:
+        return ignore if self._io_trace is None else self._io_trace.on_leg
 
     def on_latencies(
         self, start_ns: int, end_ns: int, phase: Phase, found: Mapping[str, Histogram]

@@ -141,6 +141,10 @@ class Leg(NamedTuple):
         return self.finished_ns - self.started_ns - self.aside_ns
 
 
+EndedLeg = tuple[int, int, CopyRef]
+"""One side of an operation that went well, by one call that took all of its time: when it ended,
+when it was asked for, and which copy it was of."""
+
 ABORTED = "aborted"
 """The error of an operation under which the run ended: not a failure of the storage."""
 

@@ -30,11 +30,6 @@ class OpsDone(Struct, frozen=True, eq=False, kw_only=True):
 
     ok: ClassVar[bool] = True
 
-    @property
-    def device_ns(self) -> Ints:
-        """All of their time, as nothing else is done between two instants."""
-        return self.finished_ns - self.started_ns
-
     def each(self) -> Iterator[OpDone]:
         """Yield the operations one by one, in their order."""
         columns = (self.nbytes, self.started_ns, self.finished_ns)

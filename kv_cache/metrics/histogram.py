@@ -20,7 +20,6 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
-from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +63,12 @@ def supported(count: int, percent: float) -> bool:
 
 
 @cache
+def _part(percent: float) -> tuple[int, int]:
+    """Return a percentage as a ratio of whole numbers: 99.9 is not a binary number."""
+    return (Fraction(str(percent)) / 100).as_integer_ratio()
+
+
+@cache
 def _beyond(percent: float) -> tuple[int, int]:
     """Return the share of the values beyond a percentile, as a ratio of whole numbers."""
     return (1 - Fraction(str(percent)) / 100).as_integer_ratio()
@@ -86,7 +91,12 @@ class Values(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[int]) -> "Values":
-        return cls([bucket_of(value) for value in values], sum(values), min(values), max(values))
+        lowest, highest = min(values), max(values)
+        if lowest == highest:
+            buckets = [bucket_of(lowest)] * len(values)
+        else:
+            buckets = [bucket_of(value) for value in values]
+        return cls(buckets, sum(values), lowest, highest)
 
 
 class Histogram:
@@ -115,6 +125,9 @@ class Histogram:
 
     def add_all(self, values: "Values") -> None:
         """Add each of some values, of which there is at least one."""
+        if values.lowest == values.highest:
+            self.add(values.lowest, len(values.buckets))
+            return
         counts = self._counts
         for bucket in values.buckets:
             counts[bucket] += 1
@@ -171,40 +184,46 @@ class Histogram:
 
     def bounds(self, percents: Iterable[float]) -> list[Bound]:
         """Return the values of `at_ranks`, and which of them are lower bounds."""
+        if self.in_flight is None:
+            first, last = self._reach()
+            below = np.cumsum(self._array()[first:last])
+            count = self.count
+            return [Bound(self._at(below, count, percent, first), False) for percent in percents]
         below = np.cumsum(self._array())
-        return [self._bound(below, percent) for percent in percents]
+        return [self._bound(below, self.in_flight, percent) for percent in percents]
 
-    def _bound(self, below: npt.NDArray[np.int64], percent: float) -> Bound:
-        value, older = self._at(below, self.count, percent), self.in_flight
-        if older is None:
-            return Bound(value, at_least=False)
+    def _bound(self, below: npt.NDArray[np.int64], older: "Histogram", percent: float) -> Bound:
+        value = self._at(below, self.count, percent)
         aged = np.cumsum(older._array())
         aged = np.maximum(aged - aged[_bucket(value)], 0)  # those that are older, by age
         count = self.count + int(aged[-1])
         known = max(value, self._at(below + aged, count, percent))
         return Bound(known, at_least=bool(aged[_bucket(known)]))
 
-    def _at(self, below: npt.NDArray[np.int64], count: int, percent: float) -> float:
-        """Return the value at a rank of `count` values, of which `below` are in each bucket or
-        under it.
+    def _at(
+        self, below: npt.NDArray[np.int64], count: int, percent: float, first: int = 0
+    ) -> float:
+        """Return the value at a rank of `count` values, of which `below` are in each bucket from
+        the `first` on or under it.
 
-        The rank is exact: 99.9 is not a binary number, and a rounding would take the maximum for
-        the P99.9 of 1000 values.
+        The rank is exact: a rounding would take the maximum for the P99.9 of 1000 values.
         """
         assert self.lowest is not None
         assert self.highest is not None
         highest = self.highest
         if count > self.count and self.in_flight is not None:
             highest = max(highest, self.in_flight.highest or 0)
-        rank = max(1, ceil(Fraction(str(percent)) * count / 100))
+        part, of = _part(percent)
+        rank = max(1, -(-part * count // of))
         if rank >= count:
             return float(highest)
-        low, high = bucket_bounds(int(np.searchsorted(below, rank)))
+        low, high = bucket_bounds(first + int(np.searchsorted(below, rank)))
         return float(min(max((low + high) / 2, self.lowest), highest))
 
     def clear(self) -> None:
         """As new, in the same memory."""
-        self._array().fill(0)
+        first, last = self._reach()
+        self._array()[first:last].fill(0)
         self.count = self.total = 0
         self.lowest = self.highest = self.in_flight = None
 
@@ -258,6 +277,12 @@ class Histogram:
         if (in_flight := data.get("in_flight")) is not None:
             histogram.in_flight = cls.from_json(in_flight)
         return histogram
+
+    def _reach(self) -> tuple[int, int]:
+        """Return from which bucket to below which one there are values."""
+        if self.lowest is None or self.highest is None:
+            return 0, 0
+        return bucket_of(self.lowest), bucket_of(self.highest) + 1
 
     def _array(self) -> npt.NDArray[np.int64]:
         return np.frombuffer(self._counts, np.int64)

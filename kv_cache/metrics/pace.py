@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from kv_cache.core.effect import IoChunk
+from kv_cache.core.effect import EndedLeg, IoChunk
 from kv_cache.core.kinds import OpKind, RunMode
-from kv_cache.core.ops_done import OpsDone
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.change import LevelChange, change
 from kv_cache.metrics.intervals import CONFIDENCE, LEAST_BATCHES, Batches, Interval, grown
@@ -87,21 +86,20 @@ class BytesOverTime:
         side.before += before
         side.call_byte_ns += nbytes * length
 
-    def calls(self, done: OpsDone, start: int, end: int | None) -> None:
+    def calls(self, kind: OpKind, legs: Sequence[EndedLeg], start: int, end: int | None) -> None:
         """As `call` of each: at once where all lie in one slot of the window."""
-        began, ended = int(done.started_ns.min()), int(done.finished_ns.max())
-        whole = start <= began and (end is None or ended <= end)
+        began, ended = min(leg[1] for leg in legs), max(leg[0] for leg in legs)
+        whole = start <= began < ended and (end is None or ended <= end)
         slot = self._slot(ended - start - 1) if whole else 0
         if not whole or (began - start) // self._slot_ns != slot:
-            for one in done.each():
-                (leg,) = one.legs
-                for chunk in leg.chunks:
-                    self.call(done.kind, chunk, leg.started_ns, start, end)
+            for finished, since, ref in legs:
+                self.call(kind, IoChunk(finished, ref.nbytes), since, start, end)
             return
-        side, nbytes = self._sides[done.kind], int(done.nbytes.sum())
+        side, nbytes = self._sides[kind], sum(ref.nbytes for _, _, ref in legs)
         side.slots[slot] += nbytes
         side.nbytes += nbytes
-        side.call_byte_ns += int((done.nbytes * done.device_ns).sum())
+        times = (max(1, finished - since) * ref.nbytes for finished, since, ref in legs)
+        side.call_byte_ns += sum(times)
 
     def _slot(self, since_ns: int) -> int:
         while since_ns // self._slot_ns >= MOST_SLOTS:

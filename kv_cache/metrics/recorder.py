@@ -8,6 +8,7 @@ the window gives its finished system calls to the window and its latency to the 
 
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -15,9 +16,8 @@ from msgspec import Struct, field
 from kv_cache.core.effect import (
     ABORTED,
     CopyRef,
-    Delete,
+    EndedLeg,
     Leg,
-    Op,
     OpDone,
     Write,
 )
@@ -269,7 +269,7 @@ class Recorder:
             if isinstance(done.op, Write):
                 self.new_bytes += leg.nbytes
             if leg.tier is Tier.NVME:
-                self._distinct(done.op, leg.kind)
+                self._distinct(done.op.source, leg.kind)
             total = leg.total_ns
             stats.operations += 1
             stats.sizes.add(leg.nbytes)
@@ -287,49 +287,75 @@ class Recorder:
             self.failures[Failure(done.failed_tier, done.failed, done.op.cause, reason)] += 1
 
     def ops(self, done: OpsDone, *, verified: bool = False) -> None:
-        """As `op` of each: at once where all ended in one phase, and nothing is in doubt there."""
-        phase = self.edges.phase_of(int(done.finished_ns.min()))
-        last = self.edges.phase_of(int(done.finished_ns.max()))
-        if phase is not last or phase is Phase.DRAIN:
-            for each in done.each():
-                self.op(each, verified=verified)
-            return
-        latencies = Values.of(done.device_ns.tolist())
-        self.meter.ops(done, latencies)
-        stats = self._flow(phase, done.tier, done.kind, done.cause, done.engine)
-        self._count(stats, done, latencies)
+        """As `op` of each."""
+        tier, kind, cause, engine = done.tier, done.kind, done.cause, done.engine
+        ends = done.finished_ns.tolist()
+        copies = (op.copy for op in done.ops)
+        legs = list(zip(ends, done.started_ns.tolist(), copies, strict=True))
+        self.legs(tier, kind, cause, engine, legs, new=kind is OpKind.WRITE)
         if done.step is not None:
-            flow = StepFlow(phase, done.tier, done.kind, done.step)
-            self.steps[flow].add_all(Values.of(done.steps_ns))
-        nbytes = int(done.nbytes.sum())
-        if done.kind is OpKind.WRITE:
-            self.new_bytes += nbytes
-        if done.tier is Tier.NVME:
-            if phase in _PACED and done.kind is not OpKind.DELETE:
-                edges = self.edges
-                self.pace.calls(done, edges.measure_start_ns, edges.measure_end_ns)
-            for op in done.ops:
-                self._distinct(op, done.kind)
-        if verified and done.kind is OpKind.READ:
-            self.verified_objects += len(done.ops)
+            for ended, step_ns in zip(ends, done.steps_ns, strict=True):
+                flow = StepFlow(self.edges.phase_of(ended), tier, kind, done.step)
+                self.steps[flow].add(step_ns)
+        if verified and kind is OpKind.READ:
+            nbytes = int(done.nbytes.sum())
+            self.verified_objects += len(legs)
             self.verified_bytes += nbytes
-            if done.tier is Tier.NVME:
+            if tier is Tier.NVME:
                 self.verified_storage_bytes += nbytes
 
-    def _count(self, stats: OpStats, done: OpsDone, latencies: Values) -> None:
-        count = len(done.ops)
+    def legs(
+        self,
+        tier: Tier,
+        kind: OpKind,
+        cause: Cause,
+        engine: str,
+        legs: Sequence[EndedLeg],
+        *,
+        new: bool,
+    ) -> None:
+        """Record legs, of at least one operation that has ended. `new`: of blocks that were stored
+        as new."""
+        latencies = Values.of([ended - began for ended, began, _ in legs])
+        sizes = Values.of([ref.nbytes for _, _, ref in legs])
+        self.meter.legs(tier, kind, latencies, sizes.total)
+        if new:
+            self.new_bytes += sizes.total
+        if tier is Tier.NVME:
+            for _, _, ref in legs:
+                self._distinct(ref, kind)
+        ends = [ended for ended, _, _ in legs]
+        phase = self.edges.phase_of(max(ends))
+        if phase is self.edges.phase_of(min(ends)):
+            self._add_legs(Flow(phase, tier, kind, cause, engine), legs, latencies, sizes)
+            return
+        for leg in legs:
+            ended, began, ref = leg
+            flow = Flow(self.edges.phase_of(ended), tier, kind, cause, engine)
+            self._add_legs(flow, (leg,), Values.of([ended - began]), Values.of([ref.nbytes]))
+
+    def _add_legs(
+        self, flow: Flow, legs: Sequence[EndedLeg], latencies: Values, sizes: Values
+    ) -> None:
+        """Count legs that ended in one phase."""
+        phase, tier, kind, cause, engine = flow
+        stats, count = self._flow(*flow), len(legs)
+        if phase is Phase.DRAIN:
+            for ended, began, ref in legs:
+                leg = Leg(tier, kind, engine, ref.nbytes, began, ended, ended - began, ())
+                self._in_flight(cause, leg)
         stats.operations += count
-        smallest, largest = int(done.nbytes.min()), int(done.nbytes.max())
-        if smallest == largest:
-            stats.sizes.add(smallest, count)
-        else:
-            stats.sizes.add_all(Values.of(done.nbytes.tolist()))
+        stats.sizes.add_all(sizes)
         stats.total.add_all(latencies)
         stats.device.add_all(latencies)
-        if done.kind is not OpKind.DELETE:
-            stats.bytes += int(done.nbytes.sum())
-            stats.calls += count
-            stats.host.add(0, count)
+        if kind is OpKind.DELETE:
+            return
+        stats.bytes += sizes.total
+        stats.calls += count
+        stats.host.add(0, count)
+        if tier is Tier.NVME and phase in _PACED:
+            start_ns, end_ns = self.edges.measure_start_ns, self.edges.measure_end_ns
+            self.pace.calls(kind, legs, start_ns, end_ns)
 
     def cut_off(self, cause: Cause, leg: Leg) -> None:
         """A side of an operation will not be waited for: as far as it had come."""
@@ -384,11 +410,11 @@ class Recorder:
         if record.decoded:
             self.decode_s.add(record.load_ns)
 
-    def _distinct(self, op: Op, kind: OpKind) -> None:
+    def _distinct(self, ref: CopyRef, kind: OpKind) -> None:
         if kind is OpKind.READ:
-            self.distinct.read(op.source)
-        elif isinstance(op, Delete):
-            self.distinct.gone(op.copy)
+            self.distinct.read(ref)
+        elif kind is OpKind.DELETE:
+            self.distinct.gone(ref)
 
     def _flow(self, phase: Phase, tier: Tier, kind: OpKind, cause: Cause, engine: str) -> OpStats:
         key = (phase, tier, kind, cause, engine)

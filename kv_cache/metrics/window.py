@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from kv_cache.core.effect import ABORTED, OpDone
 from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
-from kv_cache.core.ops_done import OpsDone
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.units import NS_PER_S, ns_to_ms, ns_to_s
 from kv_cache.metrics.histogram import Histogram, Values
@@ -228,14 +227,14 @@ class Meter:
         if done.failed is not None and done.error != ABORTED:
             self._live.ops[done.failed_tier, done.failed].failed += 1
 
-    def ops(self, done: OpsDone, latencies: Values) -> None:
-        """As `op` of each; their latencies are their total and device times."""
-        bins, count = self._live.ops[done.tier, done.kind], len(done.ops)
-        if done.kind is not OpKind.DELETE:
-            bins.bytes += int(done.nbytes.sum())
-            bins.calls += count
+    def legs(self, tier: Tier, kind: OpKind, latencies: Values, nbytes: int) -> None:
+        """Count sides of operations that went well, by one call each."""
+        bins, count = self._live.ops[tier, kind], len(latencies.buckets)
         bins.operations += count
         bins.latency.add_all(latencies)
+        if kind is not OpKind.DELETE:
+            bins.bytes += nbytes
+            bins.calls += count
 
     def request(self, record: RequestRecord) -> None:
         bins = self._live.classes[record.qos]

@@ -8,7 +8,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from kv_cache.core.callbacks import ignore
@@ -43,6 +43,7 @@ from kv_cache.metrics.window import Gauges
 from kv_cache.schedule.control import Control
 from kv_cache.schedule.intake import Intake
 from kv_cache.schedule.queue import Queued
+from kv_cache.sim.ends import Ends
 from kv_cache.sim.io_workers import IoWorkers, Next
 from kv_cache.sim.models import Devices, asked
 
@@ -58,6 +59,22 @@ def _never() -> bool:
 def _on_storage(op: Op) -> bool:
     refs = (op.source, op.target) if isinstance(op, Move) else (op.copy,)
     return any(ref.tier is Tier.NVME for ref in refs)
+
+
+class _Batch:
+    """A life that waits for a transfer: how many of its moves do not write yet, and the latest end
+    so far of what is known, with its number."""
+
+    __slots__ = ("end", "left", "life", "on_end")
+
+    def __init__(self, life: Generator[Effect, Done, Any], on_end: Callable[[Any], None]) -> None:
+        self.life = life
+        self.on_end = on_end
+        self.left = 0
+        self.end = (0, 0)
+
+
+_KINDS = {Read: OpKind.READ, Write: OpKind.WRITE, Delete: OpKind.DELETE}
 
 
 class Simulation:
@@ -87,6 +104,9 @@ class Simulation:
         threads of the real driver, for operations and for what is stored behind; without them
         there is no end of either."""
         self._io_workers = io_workers
+        watched = on_op is not ignore or on_leg is not ignore
+        self._singly = watched or bool(devices.shared) or io_workers is not None
+        self._ends = Ends(recorder, tick_ns)
         self._background_idle = background
         self._behind: deque[Life] = deque()  # lives that wait for a background thread
         for device in devices.shared.values():
@@ -125,6 +145,7 @@ class Simulation:
         for life in lives:
             self._live(life, ignore)
             self._run_until(None)
+        self._ends.settle(self.now_ns + 1)
 
     def run(
         self,
@@ -151,22 +172,28 @@ class Simulation:
         self._admit()
         self._run_until(end_ns)
         edges = self._recorder.edges
-        if end_ns is None or self._intake.finished or self._enough or stopped():
+        over = end_ns is None or self._intake.finished or self._enough or stopped()
+        self._ends.settle((self.now_ns if over else end_ns or 0) + (not self._enough))
+        if over:
             edges.measure_end_ns = self.now_ns
             edges.measure_start_ns = min(edges.measure_start_ns, self.now_ns)
         else:
-            self._clock.advance_to(max(end_ns, self.now_ns))
+            self._clock.advance_to(max(end_ns or 0, self.now_ns))
         self._cut(last=True)
         self._tick_at, self._enough = None, False
         for queued in self._intake.close():
             self._refuse(queued, Outcome.UNFINISHED, "window-closed")
-        self._run_until(None if end_ns is None else (edges.measure_end_ns or 0) + drain_ns)
+        last_ns = None if end_ns is None else (edges.measure_end_ns or 0) + drain_ns
+        self._run_until(last_ns)
+        if last_ns is not None and not stopped():
+            self._clock.advance_to(max(self.now_ns, self._ends.latest_ns(last_ns)))
+        self._ends.settle(self.now_ns + 1)
         self._cut_off()
         self._cut()
 
     def _cut_off(self) -> None:
         """End the drain: what is still in flight is not waited for."""
-        for cause, leg in self._legs.values():
+        for cause, leg in chain(self._legs.values(), self._ends.in_flight(self.now_ns)):
             late_ns = max(0, self.now_ns - leg.finished_ns)  # of one whose end is not known yet
             so_far = leg._replace(
                 finished_ns=leg.finished_ns + late_ns, device_ns=leg.device_ns + late_ns
@@ -207,6 +234,7 @@ class Simulation:
     def _tick(self, at_ns: int) -> None:
         self._clock.advance_to(at_ns)
         self._tick_at = self._next_tick(at_ns)
+        self._ends.settle(at_ns)
         self._cut()
 
     def _cut(self, *, last: bool = False) -> None:
@@ -312,7 +340,7 @@ class Simulation:
             self._wake_waiters()
             match effect:
                 case Transfer(ops=ops):
-                    self._transfer(life, on_end, ops)
+                    (self._transfer_singly if self._singly else self._transfer)(life, on_end, ops)
                 case Compute(duration_ns=duration_ns):
                     at_ns = self.now_ns + duration_ns
                     self._at(at_ns, lambda: self._step(life, on_end, Done(self.now_ns)))
@@ -344,6 +372,61 @@ class Simulation:
         self._live_behind()
 
     def _transfer(
+        self,
+        life: Generator[Effect, Done, Any],
+        on_end: Callable[[Any], None],
+        blocks: tuple[Op, ...],
+    ) -> None:
+        """Ask assumed devices, which say at once when they will have done what they are asked: one
+        event ends a batch, and one more each move, whose second leg is asked for after its
+        first."""
+        batch, ends, devices = _Batch(life, on_end), self._ends, self._devices
+        now_ns, number = self._clock.now_ns(), self._sequence
+        for op in of_objects(blocks):
+            if isinstance(op, Move):
+                read_ns = devices.end_ns(op.source, OpKind.READ, now_ns)
+                ends.reading[number] = op.cause, op.source, now_ns, read_ns
+                action: Callable[[], None] = partial(self._write_moved, batch, number, op)
+                heapq.heappush(self._events, (read_ns, False, number, action))
+                batch.left += 1
+            else:
+                kind, ref = _KINDS[type(op)], op.copy
+                end_ns = devices.end_ns(ref, kind, now_ns)
+                side = (ref.tier, kind, op.cause, kind is OpKind.WRITE)
+                ends.add(side, end_ns, (end_ns, now_ns, ref))
+                batch.end = max(batch.end, (end_ns, number))
+            number += 1
+        self._sequence = number
+        self._end_batch(batch)
+
+    def _write_moved(self, batch: "_Batch", number: int, op: Move) -> None:
+        """Let a move go on with its second leg."""
+        cause, source, asked_ns, read_ns = self._ends.reading.pop(number)
+        target, now_ns = op.target, self._clock.now_ns()
+        end_ns = self._devices.end_ns(target, OpKind.WRITE, now_ns)
+        side = (source.tier, OpKind.READ, cause, False)
+        self._ends.add(side, end_ns, (read_ns, asked_ns, source))
+        side = (target.tier, OpKind.WRITE, cause, False)
+        self._ends.add(side, end_ns, (end_ns, now_ns, target))
+        batch.end = max(batch.end, (end_ns, self._sequence))
+        self._sequence += 1
+        batch.left -= 1
+        self._end_batch(batch)
+
+    def _end_batch(self, batch: "_Batch") -> None:
+        """Let the life go on when the last operation has ended, if that is known: among the events
+        of that instant at the place of this operation."""
+        if not batch.left:
+            at_ns, number = batch.end
+            action: Callable[[], None] = partial(self._go_on, batch)
+            heapq.heappush(self._events, (at_ns, False, number, action))
+
+    def _go_on(self, batch: "_Batch") -> None:
+        self._step(batch.life, batch.on_end, Done(self._clock.now_ns()))
+
+    # --- one by one: on measured devices, or where somebody watches ------------------------------
+
+    def _transfer_singly(
         self,
         life: Generator[Effect, Done, Any],
         on_end: Callable[[Any], None],

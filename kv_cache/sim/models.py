@@ -9,9 +9,10 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kv_cache.core.effect import CopyRef, IoChunk, Leg
+from kv_cache.core.effect import CopyRef, Leg
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import NS_PER_S
+from kv_cache.sim.ends import known_leg
 from kv_cache.sim.shared_device import ENGINE, SharedDevice
 
 
@@ -47,18 +48,26 @@ class Devices:
         self.shared = shared or {}
         # When each server will be free.
         self._free = {tier: [0] * model.servers for tier, model in models.items()}
+        self._takes_ns: dict[tuple[Tier, OpKind, int], int] = {}
 
     def leg(self, ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:
-        """Queue one side of an operation that is asked for now; the answer says when it will have
-        ended. It must not be asked for ahead of its time: it would keep a server waiting idle."""
+        """As `end_ns`, with all that is known of the leg."""
+        return known_leg(ref, kind, now_ns, self.end_ns(ref, kind, now_ns))
+
+    def end_ns(self, ref: CopyRef, kind: OpKind, now_ns: int) -> int:
+        """Queue one side of an operation that is asked for now, and return when it will have ended.
+        It must not be asked for ahead of its time: it would keep a server waiting idle."""
         if kind is OpKind.DELETE:
-            return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, now_ns, 0, ())
-        free = self._free[ref.tier]
-        start = max(now_ns, heapq.heappop(free))
-        end = start + self._models[ref.tier].service_ns(kind, ref.nbytes)
-        heapq.heappush(free, end)
-        chunk = IoChunk(end, ref.nbytes)
-        return Leg(ref.tier, kind, ENGINE, ref.nbytes, now_ns, end, end - now_ns, (chunk,))
+            return now_ns
+        tier, nbytes = ref.tier, ref.nbytes
+        takes_ns = self._takes_ns.get((tier, kind, nbytes))
+        if takes_ns is None:
+            takes_ns = self._models[tier].service_ns(kind, nbytes)
+            self._takes_ns[tier, kind, nbytes] = takes_ns
+        free = self._free[tier]
+        end_ns = max(now_ns, free[0]) + takes_ns
+        heapq.heapreplace(free, end_ns)
+        return end_ns
 
 
 def asked(ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:

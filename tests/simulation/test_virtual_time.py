@@ -18,6 +18,8 @@ from kv_cache.cache.limits import CacheRules, TierSpec
 from kv_cache.cache.manager import CacheManager
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
+from kv_cache.config.root import Config
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.effect import OpDone
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Phase, Qos, RunMode, Tier
 from kv_cache.core.model import ModelShape
@@ -29,6 +31,7 @@ from kv_cache.lifecycle import Semantics, World, populate
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.policy.eviction import EVICTION
+from kv_cache.result.document import build_result
 from kv_cache.schedule.admission import Gate
 from kv_cache.schedule.intake import Intake
 from kv_cache.sim.drive import Simulation
@@ -402,12 +405,21 @@ CASES: dict[str, dict[str, Any]] = {
         "schedule.max_workers": 2,
     },
     "decode-only": {"run.mode": "decode-only"},
+    "layers": {"semantics.preset": "serving", "semantics.object": "layer"},
     "no-drain": {"run.drain_s": 0, "run.warmup_s": 3, "run.duration_s": 5},
 }
 
 
 def configured(case: str, seed: int) -> tuple[RunOutcome, list[RequestRecord], int]:
     """The outcome of a whole configuration, its records, and the number of operations."""
+    ops: list[OpDone] = []
+    outcome, records, _ = simulated_config(case, seed, ops.append)
+    return outcome, records, len(ops)
+
+
+def simulated_config(
+    case: str, seed: int, on_op: Callable[[OpDone], None]
+) -> tuple[RunOutcome, list[RequestRecord], Config]:
     config = load_config(None, SMALL | CASES[case])
     trace = open_trace(str(ROOT / str(config.workload.trace))) if config.replays else None
     specs = tier_specs(config, 2 << 30)
@@ -420,7 +432,6 @@ def configured(case: str, seed: int) -> tuple[RunOutcome, list[RequestRecord], i
         fillable_bytes(config, specs),
     )
     records: list[RequestRecord] = []
-    ops: list[OpDone] = []
     outcome = simulate(
         config,
         load,
@@ -428,9 +439,9 @@ def configured(case: str, seed: int) -> tuple[RunOutcome, list[RequestRecord], i
         seed,
         progress=lambda _: None,
         on_record=records.append,
-        on_op=ops.append,
+        on_op=on_op,
     )
-    return outcome, records, len(ops)
+    return outcome, records, config
 
 
 def written(records: Sequence[RequestRecord]) -> bytes:
@@ -446,6 +457,18 @@ def test_the_same_seed_gives_the_same_records_to_the_byte(case: str) -> None:
     assert first[2] == again[2]
     assert written(first[1]) != written(other[1])
     assert first[0].schedule_sha256 != other[0].schedule_sha256
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operations_that_nobody_watches_are_counted_the_same(case: str) -> None:
+    """They are counted many at a time, not each by an event of its own."""
+    watched, unwatched = (simulated_config(case, 1, on_op) for on_op in (lambda _: None, ignore))
+    assert written(watched[1]) == written(unwatched[1])
+    documents = [
+        build_result(config, config.model_shape(), outcome, {}, {})
+        for outcome, _, config in (watched, unwatched)
+    ]
+    assert orjson.dumps(documents[0]) == orjson.dumps(documents[1])
 
 
 @pytest.mark.parametrize("case", CASES)
