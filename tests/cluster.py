@@ -115,6 +115,9 @@ def with_newer_rules(values: Plain, seed: int) -> Plain:
         router["kind"] = "least-connections"
     if rng.random() < 0.3:
         values["scheduler"]["queue"] = "central"
+    lower = SCOPES.keys() & values["tiers"].keys()
+    if lower and rng.random() < 0.4:
+        values["tiers"] |= {"prefetch": rng.choice(PREFETCHES[1:]), "prefetch_into": "hbm"}
     if rng.random() < 0.5:
         values["scheduler"]["max_retries"] = rng.choice((1, 2, 5))
     scheduler = values["scheduler"]

@@ -32,6 +32,7 @@ ORDERS = ("fcfs", "sjf", "fair", "priority")
 QUEUES = ("instance", "central")
 TRANSFERS = ("push", "pull", "on-demand")
 WRITE_POLICIES = ("none", "through", "through-selective", "back")
+PREFETCH_INTO = ("below", "hbm")
 PREFETCHES = ("none", "on-arrival", "next-in-session")
 DISCIPLINES = ("fifo", "fair-share")
 WORKLOADS = ("sessions", "agents", "poisson", "trace")
@@ -390,6 +391,12 @@ class TiersSection:
         "a session will want up, while it thinks",
         choices=PREFETCHES,
     )
+    prefetch_into: str = opt(
+        "below",
+        "Where to: below: into the first tier below HBM; hbm: into HBM, as far as running "
+        "sequences leave room: each that decodes keeps its next block",
+        choices=PREFETCH_INTO, read_when=".prefetch=on-arrival|next-in-session",
+    )  # fmt: skip
     prefetch_at: float = opt(
         0.5,
         "Share of the time to think after which next-in-session begins; a simulation knows when "

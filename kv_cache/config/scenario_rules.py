@@ -428,10 +428,13 @@ def _idle_tier_policies(scenario: Scenario) -> dict[str, str]:
             f"is {tiers.write_policy}, but there is no tier below HBM to write to; give one a "
             "capacity_gib, or use back"
         )
-    if tiers.prefetch != "none" and count < 2:
+    if tiers.prefetch != "none" and tiers.prefetch_into == "hbm" and not count:
+        reasons["tiers.prefetch"] = _not_read_by(tiers.prefetch, _FACTS["lower_tiers"].otherwise)
+    elif tiers.prefetch != "none" and tiers.prefetch_into == "below" and count < 2:
         reasons["tiers.prefetch"] = (
             f"is {tiers.prefetch}, which brings blocks up to the first tier below HBM, but there "
-            "are no two below it; give another one a capacity_gib, or use none"
+            "are no two below it; give another one a capacity_gib, set tiers.prefetch_into to hbm, "
+            "or use none"
         )
     elif tiers.prefetch == "next-in-session" and not _FACTS["several_turns"].holds(scenario):
         reasons["tiers.prefetch"] = _not_read_by(tiers.prefetch, _FACTS["several_turns"].otherwise)

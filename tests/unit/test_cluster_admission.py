@@ -274,7 +274,7 @@ def test_a_prefetch_under_way_that_begins_within_what_is_asked_for_is_late() -> 
     _, dram, nvme = instance.tiers
     segment = nvme.add(BlockExtent(node, 0, 6), ready=True, pinned=False)
     dram.offer(BlockExtent(node, 2, 6))
-    cluster.storage.prefetch(instance.tiers, (node,))
+    cluster.storage.prefetch(instance.tiers, (node,), 0)
     [coming] = dram.segments_of(node)
     assert (coming.start, coming.end, coming.fetched) == (2, 6, True)
     [part] = match(instance.tiers, (node,), chain, 6)

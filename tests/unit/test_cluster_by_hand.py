@@ -8,6 +8,8 @@ import pytest
 
 from kv_cache.config.profile import Cell, Profile, Service
 from kv_cache.core.errors import ConfigError
+from kv_cache.sim.cluster.cluster import Cluster
+from kv_cache.sim.cluster.event_loop import ENDS
 from kv_cache.sim.cluster.facts import facts, first_token_parts
 from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
 from kv_cache.sim.cluster.outcome import ClusterOutcome, EventBytes, OnEvent
@@ -479,6 +481,69 @@ def test_a_prefetch_in_time_is_useful_and_one_under_way_is_late_for_all_of_its_b
     useful, missed = in_time.tiers[1], late.tiers[1]
     assert (useful.prefetched, useful.prefetch_useful, useful.prefetch_late) == (4, 4, 0)
     assert (missed.prefetched, missed.prefetch_useful, missed.prefetch_late) == (4, 0, 4)
+
+
+def test_a_prefetch_into_hbm_needs_one_tier_below_and_leaves_room_to_who_runs() -> None:
+    """Four blocks lie in DRAM, 16 ms each, behind a prompt that takes 100 or 20 ms; where that
+    leaves room for two of them, two come."""
+    found = {}
+    for hbm, busy_ms in ((16, 100), (16, 20), (9, 100)):
+        chain = PrefixChain()
+        asked = chain.fresh(ROOT, 4)
+        others = [chain.fresh(ROOT, hbm - 1) for _ in range(2)]
+        requests = [
+            request(0, 0, 65, 1, asked),
+            *(request(n, n * S, 16 * hbm - 15, 1, leaf) for n, leaf in enumerate(others, 1)),
+            request(3, 4 * S, busy_ms),
+            request(4, 4 * S + MS, 65, 1, asked),
+        ]
+        fast = {"read_gbytes_per_s": 0.001, "write_gbytes_per_s": 1, "read_latency_us": 0}
+        values: Plain = {
+            "instances": {"gpu": rates(hbm)},
+            "scheduler": {"max_num_seqs": 1},
+            "network": {"pcie": {"gbytes_per_s": 1000, "latency_us": 0}},
+            "tiers": {
+                "dram": {"capacity_gib": gib(100, BLOCK), **fast},
+                "prefetch": "on-arrival", "prefetch_into": "hbm", "overlap_load": False,
+            },
+        }  # fmt: skip
+        outcome = ran(values, requests, chain)
+        hbm_tier = outcome.tiers[0]
+        found[hbm, busy_ms] = (
+            outcome.requests.ttft_ns[-1] / MS, hbm_tier.prefetched, hbm_tier.prefetch_useful,
+            hbm_tier.prefetch_late,
+        )  # fmt: skip
+    assert found == {
+        (16, 100): (99 + 1, 4, 4, 0),
+        (16, 20): (64 + 1, 4, 0, 4),
+        (9, 100): (99 + 32 + 1, 2, 2, 0),
+    }
+
+
+def test_who_waits_for_memory_that_a_prefetch_holds_is_let_in_when_it_is_there() -> None:
+    """A cluster that sleeps until a prefetch ends: its owner is rejected by nobody, and waits."""
+    chain = PrefixChain()
+    asked, other, third = (chain.fresh(ROOT, n) for n in (4, 7, 6))
+    requests = [
+        request(0, 0, 65, 1, asked), request(1, S, 113, 1, other),
+        request(2, 2 * S, 97, 1, third),
+    ]  # fmt: skip
+    values: Plain = {
+        "model": {"kv_bytes_per_token": 1000, "block_tokens": BLOCK},
+        "workload": {"source": "poisson", "requests": 100},
+        "instances": {"gpu": rates(8)},
+        "tiers": {
+            "dram": {"capacity_gib": gib(100, BLOCK), "read_latency_us": 500_000},
+            "prefetch": "on-arrival", "prefetch_into": "hbm",
+        },
+    }  # fmt: skip
+    cluster = Cluster(scenario_of(values), Known(requests), chain)
+    cluster.loop.at(2 * S - MS, ENDS, lambda _: cluster._prefetch_next((0, asked)))
+    cluster.begin()
+    while cluster.loop.run(100):
+        pass
+    assert cluster.counts.requests.finished == 3
+    assert cluster.loop.now_ns > 2 * S + 499 * MS
 
 
 def test_what_a_prefetch_drives_out_is_charged_to_it() -> None:

@@ -56,6 +56,7 @@ class Cluster(InstanceEvents[Instance]):
         self.block_tokens, self.block_bytes = fabric.block_tokens, fabric.block_bytes
         self.counts = ClusterCounts()
         self._requests, self._blocks = self.counts.requests, self.counts.blocks
+        self.storage.on_fetched = self._fetched
         if on_event is not None:
             self.storage.on_moved = self._say_moved
         self.roster = Roster(fabric, self.counts, self)
@@ -186,7 +187,7 @@ class Cluster(InstanceEvents[Instance]):
         instance.enqueue(flight)
         instance.nudge()
         if self._prefetch_kind == "on-arrival" and flight.phase == QUEUED:
-            self.storage.prefetch(instance.tiers, flight.path)
+            self._prefetch(instance, flight.path)
 
     def _expect_work(self, flight: Flight, instance: Instance) -> None:
         """Add the estimated cost of a flight to the load of its instance."""
@@ -254,16 +255,16 @@ class Cluster(InstanceEvents[Instance]):
             for part in reversed(parts):
                 part.pool.hit(part.segment)
                 self._note_use(part)
-                if part.tier > 1 and self._prefetch_kind != "none":
+                if part.tier > 1 and self._prefetch_kind != "none" and not self.storage.into_hbm:
                     self._note_late(instance, part)
             self._load(instance, flight, parts)
 
     def _note_use(self, part: PrefixPart) -> None:
-        if part.segment.fetched:
-            part.segment.fetched = False
-            self.counts.prefetch_useful[TIERS[part.pool.tier]] += (
-                part.segment.end - part.segment.start
-            )
+        segment, counts = part.segment, self.counts
+        if segment.fetched:
+            segment.fetched = False
+            count = counts.prefetch_useful if segment.ready else counts.prefetch_late
+            count[TIERS[part.pool.tier]] += segment.end - segment.start
 
     def _note_late(self, instance: Instance, part: PrefixPart) -> None:
         """A prefetch of it that has begun is not there yet, so it is loaded from afar."""
@@ -531,7 +532,17 @@ class Cluster(InstanceEvents[Instance]):
     def _prefetch_next(self, what: tuple[int, int]) -> None:
         """A part of the time to think is over: what the turn before left in HBM may be gone."""
         home, leaf = what
-        self.storage.prefetch(self.instance(home).tiers, self.chain.path(leaf))
+        self._prefetch(self.instance(home), self.chain.path(leaf))
+
+    def _prefetch(self, instance: Instance, path: Sequence[int]) -> None:
+        spare = instance.growing() if self.storage.into_hbm else 0
+        self.storage.prefetch(instance.tiers, path, spare)
+
+    def _fetched(self, number: int) -> None:
+        """Let in who waits for memory: a prefetch lets go of what it has brought."""
+        self.instance(number).nudge()
+        if self.central:
+            self._dispatch(number)
 
     def _let_go(self, flight: Flight) -> None:
         if flight.hold is not None:

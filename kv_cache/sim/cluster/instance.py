@@ -597,6 +597,14 @@ class Instance:
         passed = self._fabric.loop.now_ns - self._run_began if self._run_steps > 1 else 0
         return max(0, self.compute.run_ns(self.decoding, self.context, steps) - passed)
 
+    def growing(self) -> int:
+        """Return the blocks that those who decode will take by the end of the steps under way, and
+        one more for each of them."""
+        if self.rules.reserve_all:
+            return 0
+        taken = self._run_steps == 0 or self._chunks
+        return (0 if taken else self._growth(self._run_steps)) + self.decoding
+
     # --- preemption ------------------------------------------------------------------------
 
     def _grow_by_one(self) -> None:

@@ -6,18 +6,19 @@ What a request waits for is the cluster's (cluster.py), and what a pool keeps th
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from kv_cache.config.scenario import Scenario, TierSection
 from kv_cache.config.scenario_rules import TIERS as LOWER_TIERS
 from kv_cache.config.scenario_rules import lower_tiers
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.units import GIB
 from kv_cache.policy.admission import ADMISSION, Admission
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.network import Network
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
-from kv_cache.sim.cluster.prefix_match import match
+from kv_cache.sim.cluster.prefix_match import PrefixPart, match
 from kv_cache.sim.cluster.segments import (
     BlockExtent,
     BlockPool,
@@ -55,6 +56,9 @@ class ClusterStorage:
         self._counts = False  # whether any pool goes by uses
         self.on_moved: Callable[[str, BlockPool, int], None] | None = None
         """Hears what kind of thing happens to how many blocks of a place, if anybody listens."""
+        self.into_hbm = self._section.prefetch_into == "hbm"
+        self.on_fetched: Callable[[int], None] = ignore
+        """Hears of which instance's HBM a prefetch no longer holds what it brings."""
 
     # --- pools ----------------------------------------------------------------------------
 
@@ -220,40 +224,31 @@ class ClusterStorage:
 
     # --- content fetched -------------------------------------------------------------------
 
-    def prefetch(self, tiers: Sequence[BlockPool], path: Sequence[int]) -> None:
-        """Bring a sequence from far below up to the first tier below HBM, before it is asked
-        for."""
-        if len(tiers) < 3 or not path:
+    def prefetch(self, tiers: Sequence[BlockPool], path: Sequence[int], spare: int) -> None:
+        """Bring a sequence from below up to the first tier below HBM, or to HBM, before it is asked
+        for; in HBM `spare` blocks are left."""
+        target = tiers[0 if self.into_hbm else 1]
+        if tiers[-1] is target or not path:
             return
-        target = tiers[1]
         parts = match(tiers, path, self._chain, self._chain.end(path[-1]))
-        by_pool: dict[BlockPool, list[tuple[Segment, Segment]]] = {}
-        name = TIERS[target.tier]
-        parts = [part for part in parts if part.tier]
+        if not self.into_hbm:
+            parts = [part for part in parts if part.tier]
         for part in parts:
             part.pool.pin(part.segment)  # also what is near already: it may not go to make room
-        for part in parts:
-            if part.pool is target:
-                continue
-            for extent in target.missing(part.node, part.start, part.end):
-                taken, _ = target.offer(extent)
-                came = target.take_in(taken)
-                if came is None:
-                    continue
-                new, evicted = came
-                for segment in new:
-                    segment.fetched = True
-                    self.prefetched[name] += segment.end - segment.start
-                    part.pool.pin(part.segment)  # until it is there
-                    by_pool.setdefault(part.pool, []).append((part.segment, segment))
-                if evicted:
-                    self.evicted(target, evicted, "prefetch-offload")
+        by_pool: dict[BlockPool, list[tuple[Segment, Segment]]] = {}
+        for part, segment in self._bring(target, parts, spare):
+            segment.fetched = True
+            self.prefetched[TIERS[target.tier]] += segment.end - segment.start
+            part.pool.pin(part.segment)  # until it is there
+            by_pool.setdefault(part.pool, []).append((part.segment, segment))
         for part in parts:
             part.pool.unpin(part.segment)
         for pool, pairs in by_pool.items():
-            write = self._topology.device(name, target.index, "write")
-            read = self._topology.device(TIERS[pool.tier], pool.index, "read")
-            link_path = (read, *self._topology.path(pool.vertex, target.vertex), write)
+            if self.into_hbm:
+                link_path = self.path_from(pool, target.vertex)
+            else:
+                write = self._topology.device(TIERS[target.tier], target.index, "write")
+                link_path = (*self.path_from(pool, target.vertex), write)
             blocks = sum(new.end - new.start for _, new in pairs)
             if self.on_moved is not None:
                 self.on_moved("prefetch", pool, blocks)
@@ -262,9 +257,32 @@ class ClusterStorage:
                 (pool, target, pairs),
             )  # fmt: skip
 
+    def _bring(
+        self, target: BlockPool, parts: Sequence[PrefixPart], spare: int
+    ) -> Iterator[tuple[PrefixPart, Segment]]:
+        """Yield what comes of each part: below HBM whatever finds room, in HBM the first blocks
+        that leave `spare`, as a prefix has no gap."""
+        for part in parts:
+            if part.pool is target:
+                continue
+            for extent in target.missing(part.node, part.start, part.end):
+                most = target.available - spare if self.into_hbm else extent.end
+                if most <= 0:
+                    return
+                taken, _ = target.offer(extent._replace(end=min(extent.end, extent.start + most)))
+                came = target.take_in(taken)
+                for segment in () if came is None else came[0]:
+                    yield part, segment
+                if came is not None and came[1]:
+                    self.evicted(target, came[1], "prefetch-offload")
+                if self.into_hbm and most < extent.end - extent.start:
+                    return
+
     def _fetched(self, what: tuple[BlockPool, BlockPool, list[tuple[Segment, Segment]]]) -> None:
         pool, target, pairs = what
         for old, new in pairs:
             pool.unpin(old)
             become_ready(new)
             target.unpin(new)
+        if self.into_hbm:
+            self.on_fetched(target.index)
