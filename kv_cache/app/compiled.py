@@ -24,8 +24,8 @@ from kv_cache.extensions import is_an_extension
 
 MODULES: Mapping[str, Sequence[str]] = {
     "kv_cache.sim.cluster": (
-        "cluster", "compute", "counts", "event_loop", "fabric", "fleet", "flight", "instance",
-        "instance_events", "preemption",
+        "bound", "cluster", "compute", "counts", "event_loop", "fabric", "fleet", "flight",
+        "instance", "instance_events", "preemption",
         "prefix_chain", "prefix_match", "retries", "roster", "router", "scheduler_rules",
         "segments", "storage", "unlimited", "waiting_queue",
     ),

@@ -598,6 +598,10 @@ class WatchSection:
         False, "Give the time series the queue, the decoding sequences and the HBM in use of each "
         "instance, by its number (waiting.0, decoding.0, hbm_blocks.0)"
     )  # fmt: skip
+    min_bound: bool = opt(
+        False, "Note what each place is asked for, and tell the most hits that any policy could "
+        "have had of it (MIN): 1 us and 8 bytes for each block"
+    )  # fmt: skip
     series_points: int = opt(
         2000, "Points that the time series holds at most: beyond, intervals are joined by twos",
         low=2, high=1_000_000,

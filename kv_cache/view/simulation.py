@@ -445,11 +445,20 @@ def _caches(variants: Sequence[SimVariant]) -> list[Part]:
         tier: Measure(path=f"blocks.hit_ratios.{tier}", label=tier, unit="%", scale=100)
         for tier in names_below(variants, "blocks.hit_ratios")
     }
+    bounds = {
+        f"{tier} by MIN": Measure(
+            path=f"blocks.most_ratios.{tier}", label=tier, unit="%", scale=100
+        )
+        for tier in names_below(variants, "blocks.most_ratios")
+    }
+    others = Measure(path="blocks.from_others_ratio", label="from others", unit="%", scale=100)
     hits = Table.of(
         variants,
         {
             ShownColumn("block hits, %"): label,
-            **_measured({**tiers, "all": HIT_RATIO, "ceiling": CEILING}),
+            **_measured(
+                {**tiers, "all": HIT_RATIO, "from others": others, **bounds, "ceiling": CEILING}
+            ),
             **_counts("blocks", ("looked_up", "recomputed")),
         },
         title="Block hits",

@@ -114,6 +114,7 @@ def test_every_law_holds_in_scenarios_drawn_at_random(batch: int) -> None:
         parts_add_up(outcome)
         first_token_parts_are_those_of_the_log(outcome, events)
         bytes_of_the_log_are_those_of_links_and_places(outcome, moved)
+        min_finds_no_less(outcome)
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
@@ -164,6 +165,12 @@ def times_are_in_order(outcome: ClusterOutcome) -> None:
     ):  # fmt: skip
         assert 0 <= queue <= ttft <= e2e
         assert tpot == (-1 if tokens == 1 else (e2e - ttft) // (tokens - 1))
+
+
+def min_finds_no_less(outcome: ClusterOutcome) -> None:
+    for tier in outcome.tiers:
+        if tier.most_hits is not None:
+            assert outcome.blocks.hits[tier.name] <= tier.most_hits <= outcome.blocks.looked_up
 
 
 def bytes_of_the_log_are_those_of_links_and_places(

@@ -191,6 +191,27 @@ def test_who_loses_its_memory_is_chosen_by_the_rule(victim: str, preempted: int)
     assert found.requests.finished == 5
 
 
+def test_hits_in_a_shared_pool_are_of_others_if_the_finder_did_not_put_them_there() -> None:
+    """Two instances in turns: the first one's prompt goes to the node's DRAM, where the second and
+    then the first find its four blocks."""
+    chain = PrefixChain()
+    asked, other = chain.fresh(ROOT, 4), [chain.fresh(ROOT, 7) for _ in range(3)]
+    leaves = [asked, other[0], other[1], asked, other[2], asked]
+    requests = [
+        request(n, n * S, 16 * chain.blocks[leaf] + 1, 1, leaf) for n, leaf in enumerate(leaves)
+    ]
+    values: Plain = {
+        "topology": {"instances_per_node": 2},
+        "instances": {name: rates(8) for name in ("first", "second")},
+        "router": {"kind": "round-robin"},
+        "tiers": {"dram": {"capacity_gib": gib(100, BLOCK)}},
+    }
+    found = ran(values, requests, chain)
+    assert list(found.requests.instance) == [0, 1, 0, 1, 0, 1]
+    assert found.blocks.hits == {"dram": 4, "hbm": 4}
+    assert found.blocks.from_others == 4
+
+
 # --- transfers ---------------------------------------------------------------------------------
 
 

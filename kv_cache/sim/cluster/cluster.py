@@ -249,6 +249,8 @@ class Cluster(InstanceEvents[Instance]):
             if flight.measured:
                 for part in parts:
                     self._blocks.hits[TIERS[part.pool.tier]] += part.end - part.start
+                    if part.tier and self.storage.sent_by.get(part.node) != instance.number:
+                        self._blocks.from_others += part.end - part.start
         else:
             self._blocks.recomputed += flight.target // self.block_tokens - hold.shared
         if parts:

@@ -288,11 +288,18 @@ def _blocks(outcome: ClusterOutcome) -> Plain:
         "ceiling": blocks.ceiling,
         "compulsory": compulsory,
         "recomputed": blocks.recomputed,
+        "from_others": blocks.from_others,
         "hits": hits,
         "hit_ratio": _share(blocks.hit, blocks.looked_up),
+        "from_others_ratio": _share(blocks.from_others, blocks.looked_up),
         "ceiling_ratio": _share(blocks.ceiling, blocks.looked_up),
         "hit_ratios": {name: _share(count, blocks.looked_up) for name, count in hits.items()},
         "compulsory_of_missed": _share(compulsory, missed),
+        "most_ratios": {
+            tier.name: _share(tier.most_hits, blocks.looked_up)
+            for tier in outcome.tiers
+            if tier.most_hits is not None
+        },
     }
 
 

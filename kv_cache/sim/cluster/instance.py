@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import takewhile
 
+from kv_cache.sim.cluster.bound import note_asked
 from kv_cache.sim.cluster.compute import ComputeModel, pairs_of
 from kv_cache.sim.cluster.counts import MOST_GAPS, ClusterCounts
 from kv_cache.sim.cluster.event_loop import STEPS
@@ -192,8 +193,8 @@ class Instance:
         rules, pool = self.rules, self.pool
         parts: list[PrefixPart] = []
         below = shared = 0
+        most = (flight.target - 1) // rules.block_tokens
         if flight.path:
-            most = (flight.target - 1) // rules.block_tokens
             parts = match(self.tiers, flight.path, self._fabric.chain, most)
             for part in parts:
                 part.pool.pin(part.segment)
@@ -213,6 +214,9 @@ class Instance:
             pool.take(private)
             hold.private = private
         flight.computed = shared * rules.block_tokens
+        if pool.events is not None and flight.path:
+            counted = flight.measured and flight.hit_tokens < 0
+            note_asked(self.tiers, flight.path, self._fabric.chain, most, parts, counted=counted)
         self._counts.turn(flight, PREFILL)
         if parts or flight.hit_tokens >= 0:
             self._events.prefix_matched(self, flight, parts)

@@ -118,6 +118,7 @@ class Blocks:
     hits: Counter[str] = field(default_factory=Counter)  # by tier
     ceiling: int = 0
     recomputed: int = 0
+    from_others: int = 0  # of the hits: below HBM, sent there by another than who finds them
 
     @property
     def hit(self) -> int:
@@ -146,6 +147,7 @@ class ClusterTierFacts:
     prefetch_useful: int = 0
     prefetch_late: int = 0
     prefetch_wasted: int = 0
+    most_hits: int | None = None  # by MIN on what each place was asked for, where it was noted
 
 
 @dataclass(slots=True, kw_only=True)

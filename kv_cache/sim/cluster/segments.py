@@ -9,6 +9,7 @@ Beside its segments a pool of HBM holds private blocks: of sequences that run, n
 that others may use.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +49,9 @@ class BlockPool:
 
     __slots__ = (
         "_by_node", "_numbers", "_policy", "_segments", "admission", "admitted", "block_bytes",
-        "cached", "capacity", "chain", "dropped", "evicted", "index", "not_stored", "peak",
-        "pinned", "prefetch_wasted", "private", "refused", "stored", "tier", "vertex", "watch",
+        "cached", "capacity", "chain", "dropped", "events", "evicted", "index", "not_stored",
+        "peak", "pinned", "prefetch_wasted", "private", "refused", "stored", "tier", "vertex",
+        "watch",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +77,7 @@ class BlockPool:
         self.peak = self.stored = self.evicted = self.dropped = self.not_stored = 0
         self.prefetch_wasted = 0
         self.admission = admission
+        self.events: array[int] | None = None  # what came and was asked for, where it is noted
         self.admitted = 0
         self.refused: Counter[str] = Counter()  # by reason
         self._policy: Eviction = eviction(capacity * block_bytes)
@@ -214,6 +217,9 @@ class BlockPool:
             segments.sort(key=_start)
         self._segments[number] = segment
         blocks = end - start
+        if self.events is not None:
+            first = event_of(node, start)
+            self.events.extend(range(first, first + 2 * blocks, 2))
         self.cached += blocks
         self.stored += blocks
         self.watch.total += blocks
@@ -385,6 +391,11 @@ class TierWatch:
 
 def _start(segment: Segment) -> int:
     return segment.start
+
+
+def event_of(node: int, at: int) -> int:
+    """Return the event that a block came; the next number is that it was asked for."""
+    return (node << 24 | at) << 1
 
 
 def _key(node: int, end: int) -> bytes:

@@ -8,6 +8,7 @@ from math import inf
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import ConfigError
+from kv_cache.sim.cluster.bound import most_hits
 from kv_cache.sim.cluster.cluster import Cluster
 from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
@@ -236,6 +237,8 @@ class _Collector:
         for pool in pools:
             for count, number in self._since(pool, POOL_COUNTS).items():
                 setattr(fact, count, getattr(fact, count) + number)
+            if pool.events is not None:
+                fact.most_hits = (fact.most_hits or 0) + most_hits(pool.events, pool.capacity)
             fact.not_admitted += pool.refused - self._base_refused.get(pool, Counter())
         return fact
 

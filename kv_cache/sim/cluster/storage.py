@@ -5,8 +5,10 @@ What a request waits for is the cluster's (cluster.py), and what a pool keeps th
 (segments.py). Sizes are blocks wherever a name does not say bytes.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from kv_cache.config.scenario import Scenario, TierSection
@@ -53,6 +55,8 @@ class ClusterStorage:
         self.watches = {name: TierWatch() for name in TIERS}
         self.prefetched: Counter[str] = Counter()
         self._below: dict[BlockPool, BlockPool | None] = {}
+        self.sent_by: dict[int, int] = {}  # of each run of blocks, the last HBM to send any down
+        self._notes = scenario.watch.min_bound
         self._counts = False  # whether any pool goes by uses
         self.on_moved: Callable[[str, BlockPool, int], None] | None = None
         """Hears what kind of thing happens to how many blocks of a place, if anybody listens."""
@@ -87,6 +91,8 @@ class ClusterStorage:
                 TIERS.index(tier), index, vertex, capacity, self._block_bytes, self._chain,
                 EVICTION[eviction], self.watches[tier], self._admission(section),
             )  # fmt: skip
+            if self._notes:
+                pool.events = array("q")
         return pool
 
     def _admission(self, section: TierSection | None) -> Admission | None:
@@ -191,6 +197,8 @@ class ClusterStorage:
                     continue
                 new, evicted = came
                 segments += new
+                if not pool.tier:
+                    self.sent_by[node] = pool.index
                 if evicted:
                     self.evicted(below, evicted, cause)
         if segments:
@@ -241,21 +249,30 @@ class ClusterStorage:
             self.prefetched[TIERS[target.tier]] += segment.end - segment.start
             part.pool.pin(part.segment)  # until it is there
             by_pool.setdefault(part.pool, []).append((part.segment, segment))
+        before = [part.segment for part in parts if self.into_hbm and not part.tier and by_pool]
+        for segment in before:
+            target.pin(segment)
         for part in parts:
             part.pool.unpin(part.segment)
+        new = [segment for pairs in by_pool.values() for _, segment in pairs]
+        together = _Fetch(target, [*before, *new], len(by_pool))
         for pool, pairs in by_pool.items():
-            if self.into_hbm:
-                link_path = self.path_from(pool, target.vertex)
-            else:
-                write = self._topology.device(TIERS[target.tier], target.index, "write")
-                link_path = (*self.path_from(pool, target.vertex), write)
-            blocks = sum(new.end - new.start for _, new in pairs)
-            if self.on_moved is not None:
-                self.on_moved("prefetch", pool, blocks)
-            self._network.send(
-                link_path, blocks * self._block_bytes, "prefetch", self._fetched,
-                (pool, target, pairs),
-            )  # fmt: skip
+            alone = _Fetch(target, [segment for _, segment in pairs], 1)
+            self._send_up(pool, pairs, together if self.into_hbm else alone)
+
+    def _send_up(
+        self, pool: BlockPool, pairs: list[tuple[Segment, Segment]], fetch: "_Fetch"
+    ) -> None:
+        target = fetch.target
+        link_path = self.path_from(pool, target.vertex)
+        if target.tier:
+            write = self._topology.device(TIERS[target.tier], target.index, "write")
+            link_path = (*link_path, write)
+        blocks = sum(new.end - new.start for _, new in pairs)
+        if self.on_moved is not None:
+            self.on_moved("prefetch", pool, blocks)
+        nbytes = blocks * self._block_bytes
+        self._network.send(link_path, nbytes, "prefetch", self._fetched, (pool, pairs, fetch))
 
     def _bring(
         self, target: BlockPool, parts: Sequence[PrefixPart], spare: int
@@ -278,11 +295,24 @@ class ClusterStorage:
                 if self.into_hbm and most < extent.end - extent.start:
                     return
 
-    def _fetched(self, what: tuple[BlockPool, BlockPool, list[tuple[Segment, Segment]]]) -> None:
-        pool, target, pairs = what
+    def _fetched(self, what: tuple[BlockPool, list[tuple[Segment, Segment]], "_Fetch"]) -> None:
+        pool, pairs, fetch = what
         for old, new in pairs:
             pool.unpin(old)
             become_ready(new)
-            target.unpin(new)
-        if self.into_hbm:
-            self.on_fetched(target.index)
+        fetch.left -= 1
+        if not fetch.left:
+            for segment in fetch.held:
+                fetch.target.unpin(segment)
+            if self.into_hbm:
+                self.on_fetched(fetch.target.index)
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """Transfers of one prefetch. What they bring is held until the `left` ones are there, and in
+    HBM all that is before it, as nothing may lie there without the block before."""
+
+    target: BlockPool
+    held: list[Segment]
+    left: int
