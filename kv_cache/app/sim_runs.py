@@ -146,7 +146,8 @@ class ScenarioInputs:
         work = scenario.workload
         key = (
             work.source, work.trace, work.trace_format, work.trace_time_unit,
-            work.skip_bad_rows, work.include_failed_rows, work.trace_block_tokens,
+            work.skip_bad_rows, work.include_failed_rows, work.strict_trace,
+            work.trace_block_tokens,
             work.arrival_scale, work.concurrency, work.rate_per_s, work.warmup_requests,
             work.requests, scenario.model.block_tokens, scenario.tiers.prefetch,
         )  # fmt: skip

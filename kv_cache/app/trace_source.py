@@ -23,7 +23,13 @@ from kv_cache.files.recording import as_recorded
 from kv_cache.workload.distribution import Times
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.surveying import Survey, doubts, read, require_usable
+from kv_cache.workload.formats.surveying import (
+    Survey,
+    doubts,
+    read,
+    refuse_doubts,
+    require_usable,
+)
 from kv_cache.workload.formats.trace_files import Tally, Trace, open_trace
 
 log = logging.getLogger("kv_cache")
@@ -199,6 +205,8 @@ def open_workload(
     with progress.bar("reading trace", unit="rows") as bar:
         trace, survey = read(trace, progress=bar.to)
     require_usable(trace, survey)
+    if config.workload.strict_trace:
+        refuse_doubts(trace, survey, shares=config.workload.trace_prompts)
     return trace, survey
 
 

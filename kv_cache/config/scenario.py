@@ -228,6 +228,11 @@ class WorkloadSection:
         False, "Ask what it marks as failed too (of BurstGPT 0 response tokens), with an answer of "
         "one token, instead of leaving it out and counting it", read_when=".source=trace",
     )  # fmt: skip
+    strict_trace: bool = opt(
+        False, "Refuse a trace of which a reader is warned otherwise: times that may be in another "
+        "unit, rows that are not sorted, or none that can share anything",
+        read_when=".source=trace",
+    )  # fmt: skip
     arrival_scale: float = opt(
         1.0, "Times the rate at which a trace's sessions begin", above=0, high=1e9,
         read_when=".source=trace",

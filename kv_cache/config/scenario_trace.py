@@ -17,7 +17,14 @@ from kv_cache.config.yaml_files import shipped
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Lookup
 from kv_cache.workload.formats.row import TraceRow
-from kv_cache.workload.formats.surveying import Survey, doubts, facts, read, require_usable
+from kv_cache.workload.formats.surveying import (
+    Survey,
+    doubts,
+    facts,
+    read,
+    refuse_doubts,
+    require_usable,
+)
 from kv_cache.workload.formats.trace_files import AUTO, Trace, open_trace
 
 _WAY_OUT = "Correct the file, or leave such rows out with workload.skip_bad_rows"
@@ -53,6 +60,8 @@ def open_work(
         return None
     trace, survey = read(_opened(work, work.trace), progress=progress)
     require_usable(trace, survey, _WAY_OUT)
+    if work.strict_trace:
+        refuse_doubts(trace, survey)
     opened = TraceWork(trace=trace, survey=survey)
     problems = (_content(scenario, opened), _length(work, opened), _next_turns(scenario, opened))
     if any(problems):

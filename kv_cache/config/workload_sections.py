@@ -105,6 +105,11 @@ class WorkloadConfig:
         "answer, instead of leaving it out and counting it", flag="--include-failed-rows",
         read_when="replays",
     )  # fmt: skip
+    strict_trace: bool = opt(
+        False, "Refuse a trace of which a reader is warned otherwise: times that may be in another "
+        "unit, rows that are not sorted, or none that can share anything", flag="--strict-trace",
+        read_when="replays",
+    )  # fmt: skip
     dataset_path: str | None = opt(
         None, "Replay the conversations of this file of ShareGPT's or of OpenAI's messages: the "
         "same as trace with trace_format sharegpt", flag="--dataset-path", metavar="PATH",

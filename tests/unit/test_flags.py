@@ -63,6 +63,7 @@ MAPPED = {
     "--skip-bad-rows": ("workload.skip_bad_rows", True),
     "--trace-block-tokens 64": ("workload.trace_block_tokens", 64),
     "--include-failed-rows": ("workload.include_failed_rows", True),
+    "--strict-trace": ("workload.strict_trace", True),
     "--semantics serving": ("semantics.preset", "serving"),
     "--block-tokens 16": ("semantics.block_tokens", 16),
     "--object layer": ("semantics.object", "layer"),

@@ -1,14 +1,16 @@
 """In which unit a trace's times are: as asked for, as the format says, or as its pace tells."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kv_cache.cli import main
 from kv_cache.core.errors import TraceError
 from kv_cache.workload.formats.base import TimeUnit
-from kv_cache.workload.formats.surveying import Survey, doubts, facts, read
+from kv_cache.workload.formats.surveying import Survey, doubts, facts, read, refuse_doubts
 from kv_cache.workload.formats.time_units import TracePace, chosen_unit
 from kv_cache.workload.formats.trace_files import open_trace
 
@@ -102,6 +104,25 @@ def test_that_no_row_can_share_anything_is_said(name: str, unidentified: bool) -
     assert any("nothing can be found again" in warning for warning in warnings) is unidentified
     trace = open_trace(f"datasets/{name}")
     assert not any("again" in warning for warning in doubts(trace, survey, shares=True))
+    refuse_doubts(trace, survey, shares=True)
+    with pytest.raises(TraceError, match="strict_trace") if unidentified else nullcontext():
+        refuse_doubts(trace, survey)
+
+
+@pytest.mark.parametrize("command", ["lab", "sim"])
+def test_what_is_warned_of_is_refused_by_an_option(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as it is not given, there is a warning."""
+    words = {
+        "lab": ["datasets/azure_sample.csv", "--strict-trace"],
+        "sim": ["single-node", "--preset", "smoke", "--set",
+                "workload.trace=datasets/azure_sample.csv", "--set", "workload.strict_trace=true"],
+    }[command]  # fmt: skip
+    assert main([command, *words]) == 2
+    error = capsys.readouterr().err
+    assert "nothing can be found again" in error
+    assert "leave it out" in error
 
 
 @pytest.mark.parametrize(("back", "is_told"), [(1, False), (3, True)])

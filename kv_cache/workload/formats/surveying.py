@@ -135,6 +135,16 @@ def doubts(trace: Trace, surveyed: Survey, *, shares: bool = False) -> tuple[str
     )
 
 
+def refuse_doubts(trace: Trace, surveyed: Survey, *, shares: bool = False) -> None:
+    """Raise `TraceError` where there is any warning about the trace."""
+    found = doubts(trace, surveyed, shares=shares)
+    if found:
+        raise TraceError(
+            f"{'; '.join(found)}. workload.strict_trace refuses what would be a warning: correct "
+            "the trace, or leave it out"
+        )
+
+
 def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Survey:
     """Walk the trace and count; keeps no row.
 
