@@ -457,7 +457,7 @@ def _caches(variants: Sequence[SimVariant]) -> list[Part]:
         {
             ShownColumn("block hits, %"): label,
             **_measured(
-                {**tiers, "all": HIT_RATIO, "from others": others, **bounds, "ceiling": CEILING}
+                {**tiers, "all": HIT_RATIO, "ceiling": CEILING, **bounds, "from others": others}
             ),
             **_counts("blocks", ("looked_up", "recomputed")),
         },

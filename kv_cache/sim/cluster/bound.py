@@ -31,11 +31,11 @@ def note_asked(
 ) -> None:
     """Note in each place of an instance what it is asked for of a prompt's first `most` blocks:
     those that no faster place has. `parts` were found, without a gap from the first block on."""
-    found = sum(part.end - part.start for part in parts)
+    matched = sum(part.end - part.start for part in parts)
     missed = []
     for node in path:
         depth = chain.depth[node]
-        start, end = max(0, found - depth), min(chain.blocks[node], most - depth)
+        start, end = max(0, matched - depth), min(chain.blocks[node], most - depth)
         if start < end:
             missed.append((node, start, end))
     for tier, pool in enumerate(tiers):

@@ -137,11 +137,11 @@ def doubts(trace: Trace, surveyed: Survey, *, shares: bool = False) -> tuple[str
 
 def refuse_doubts(trace: Trace, surveyed: Survey, *, shares: bool = False) -> None:
     """Raise `TraceError` where there is any warning about the trace."""
-    found = doubts(trace, surveyed, shares=shares)
-    if found:
+    warnings = doubts(trace, surveyed, shares=shares)
+    if warnings:
         raise TraceError(
-            f"{'; '.join(found)}. workload.strict_trace refuses what would be a warning: correct "
-            "the trace, or leave it out"
+            f"{'; '.join(warnings)}. workload.strict_trace refuses what would be a warning: "
+            "correct the trace, or leave it out"
         )
 
 
