@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +24,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from kv_cache import __version__
 from kv_cache.app.compare import read_inputs
@@ -37,7 +39,7 @@ from kv_cache.view.comparison import comparison_view
 from kv_cache.view.page import page
 from kv_cache.web.classes import COMMANDS_NEVER, Folders, samples
 from kv_cache.web.commands import WebCommand, shown
-from kv_cache.web.feed import MOST_WATCHERS, Feeds
+from kv_cache.web.feed import Feeds
 from kv_cache.web.guard import (
     COOKIE,
     MOST_UPLOAD_BYTES,
@@ -289,21 +291,32 @@ async def _result_of_run(site: Site, request: Request) -> Response:
     return _json(document)
 
 
+class _Events(StreamingResponse):
+    """Events until the run ends or the reader goes; then `left` is closed."""
+
+    def __init__(self, lines: AsyncIterator[bytes], left: ExitStack) -> None:
+        headers = {"Cache-Control": "no-store", "Content-Encoding": "identity"}
+        super().__init__(lines, media_type="text/event-stream", headers=headers)
+        self._left = left
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._left:
+            await super().__call__(scope, receive, send)
+
+
 async def _events(site: Site, request: Request) -> Response:
     """One event a second until the run ends; `Last-Event-ID` is where a reader left off."""
-    job = _job_of(site, request)
-    if site.feeds.watchers >= MOST_WATCHERS:
-        raise BusyError(f"{MOST_WATCHERS} watch already; close one of their pages")
+    left = ExitStack()
+    feed = left.enter_context(site.feeds.watched(_job_of(site, request)))
     last = request.headers.get("last-event-id", "0")
-    events = site.feeds.of(job).watch(int(last) if _WHOLE.fullmatch(last) else 0)
+    events = feed.watch(int(last) if _WHOLE.fullmatch(last) else 0)
 
     async def lines() -> AsyncIterator[bytes]:
         async for number, data in events:
             yield b"id: %d\ndata: %b\n\n" % (number, data)
         yield b"event: end\ndata: {}\n\n"
 
-    headers = {"Cache-Control": "no-store", "Content-Encoding": "identity"}
-    return StreamingResponse(lines(), media_type="text/event-stream", headers=headers)
+    return _Events(lines(), left)
 
 
 # --- results ---------------------------------------------------------------------------------

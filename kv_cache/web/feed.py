@@ -8,13 +8,13 @@ that neither a long run nor a slow reader makes anything grow.
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import orjson
 
 from kv_cache.result.metrics import Json
-from kv_cache.web.jobs import Jobs, JobState, WebRun
+from kv_cache.web.jobs import BusyError, Jobs, JobState, WebRun
 from kv_cache.web.live import Scrape, numbers, parse
 
 KEPT = 600
@@ -42,20 +42,16 @@ class Feed:
 
     async def watch(self, after: int) -> AsyncIterator[Event]:
         """Yield what was seen after the event `after`, then each second, until the run ends."""
-        self.watchers += 1
-        try:
-            if self._task is None or self._task.done():
-                self._task = asyncio.create_task(self._look_on())
-            while True:
-                ticked = self._ticked
-                for event in [each for each in self.events if each[0] > after]:
-                    after = event[0]
-                    yield event
-                if self._task.done():
-                    return
-                await ticked.wait()
-        finally:
-            self.watchers -= 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look_on())
+        while True:
+            ticked = self._ticked
+            for event in [each for each in self.events if each[0] > after]:
+                after = event[0]
+                yield event
+            if self._task.done():
+                return
+            await ticked.wait()
 
     async def _look_on(self) -> None:
         """Scrape once a tick while anybody watches; the last look says how the run ended."""
@@ -113,7 +109,20 @@ class Feeds:
         """How many watch any run."""
         return sum(feed.watchers for feed in self._feeds.values())
 
-    def of(self, job: WebRun) -> Feed:
+    @contextmanager
+    def watched(self, job: WebRun) -> Iterator[Feed]:
+        """Count a watcher from here to the end of the context, also one that never reads. Raises
+        BusyError for one too many."""
+        if self.watchers >= MOST_WATCHERS:
+            raise BusyError(f"{MOST_WATCHERS} watch already; close one of their pages")
+        feed = self._of(job)
+        feed.watchers += 1
+        try:
+            yield feed
+        finally:
+            feed.watchers -= 1
+
+    def _of(self, job: WebRun) -> Feed:
         """Return the feed of a run; those that nobody watches are let go."""
         self._feeds = {name: feed for name, feed in self._feeds.items()
                        if feed.watchers or name == job.id}  # fmt: skip

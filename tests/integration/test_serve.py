@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from kv_cache.web.feed import MOST_WATCHERS
 from kv_cache.web.guard import MOST_JSON_BYTES, MOST_UPLOAD_BYTES
 from kv_cache.web.index import INDEX
 from tests.cli import PROGRAM, ROOT, environment
@@ -400,6 +401,25 @@ def test_watchers_who_go_away_are_forgotten(served: Served) -> None:
             assert sock.recv(20).startswith(b"HTTP/1.1 ")
     served.ended(name)
     assert events(served, name)[-1]["state"] == "done"
+
+
+def test_of_watchers_in_one_instant_as_many_are_let_in_as_may_watch(served: Served) -> None:
+    name = served.start(**LONG)
+    address = urlsplit(served.url)
+    head = f"GET /runs/{name}/events HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        socks = [
+            stack.enter_context(socket.create_connection((address.hostname or "", address.port)))
+            for _ in range(MOST_WATCHERS + 20)
+        ]
+        for sock in socks:
+            sock.sendall(head)
+        answers = [sock.recv(12) for sock in socks]
+        assert answers.count(b"HTTP/1.1 200") == MOST_WATCHERS
+        assert answers.count(b"HTTP/1.1 409") == 20
+    served.ask(f"/runs/{name}", method="DELETE")
+    served.ended(name)
+    assert events(served, name)[-1]["state"] == "cancelled"
 
 
 @pytest.mark.root

@@ -45,7 +45,7 @@ export async function look(address, place) {
   const { lines: text, whole } = await begin(address);
   const heads = text[0].split(",");
   if (!heads.includes("at_ns")) {
-    place.replaceChildren(h("pre", { tabindex: "0", "aria-label": "Beginning of the file" }, text.slice(0, MOST_LINES).join("\n")),
+    place.replaceChildren(h("pre", { tabindex: "0", role: "region", "aria-label": "Beginning of the file" }, text.slice(0, MOST_LINES).join("\n")),
       h("p", { class: "hint" }, text.length > MOST_LINES || !whole ? `The first ${MOST_LINES} lines.` : ""));
     return;
   }

@@ -103,7 +103,7 @@ export async function trend(place, path) {
   place.append(...[h("h2", {}, "Trend"), h("p", { class: "lead", id: "sentence" }, answer.sentence),
     h("p", { class: "hint" }, `The same configuration on ${first.device}, by the order of its runs; each with its 95 % interval within the run.`),
     answer.line ? h("p", { class: "hint" }, "A is the first of them, B the latest.") : null,
-    answer.line ? h("pre", { tabindex: "0", "aria-label": "Command line" }, answer.line) : null,
+    answer.line ? h("pre", { tabindex: "0", role: "region", "aria-label": "Command line" }, answer.line) : null,
     chart.element,
     table("Runs of this configuration on this device", ["run", "date, UTC", "label", "verdict", "storage, GiB/s (95 %)", "file"], answer.rows.map((row, index) => h("tr", {},
       h("td", { class: "n" }, String(index + 1)), h("th", { scope: "row" }, h("a", { href: page([row.path]) }, date(row.started))), h("td", {}, row.label || ""), h("td", {}, badge(row.verdict)), h("td", { class: "n" }, rate(row)), h("td", { class: "long" }, row.path)))),

@@ -113,8 +113,8 @@ export async function start(place, command, ...filled) {
   if (command === "sim") values.scenario = form.scenarios[0];
   filled.forEach((pair) => { const [path, value] = pair.split("="); values[path] = value; });
   const settings = {};
-  const why = alert("why"), line = h("pre", { id: "line", tabindex: "0", "aria-label": "Command line" }), yaml = h("pre", { tabindex: "0", "aria-label": "Configuration" });
-  const planned = h("pre", { id: "planned", tabindex: "0", "aria-label": "What it will do", hidden: true });
+  const why = alert("why"), line = h("pre", { id: "line", tabindex: "0", role: "region", "aria-label": "Command line" }), yaml = h("pre", { tabindex: "0", role: "region", "aria-label": "Configuration" });
+  const planned = h("pre", { id: "planned", tabindex: "0", role: "region", "aria-label": "What it will do", hidden: true });
   const go = h("button", { class: "first", type: "submit", id: "go" }, "Start");
   let timer = null, number = 0, effective = {};
 

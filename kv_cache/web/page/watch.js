@@ -23,7 +23,7 @@ export async function watch(place, id) {
   const run = await ask(`/runs/${id}`);
   const cards = {}, why = alert("why"), state = h("span", { id: "state" }, badge(run.state));
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Share of the phase that is over" });
-  const soFar = h("ul", { class: "reasons", id: "so-far" }), slos = h("div", {}), log = h("pre", { id: "log", tabindex: "0", "aria-label": "Log" }, run.log.slice(-12).join("\n"));
+  const soFar = h("ul", { class: "reasons", id: "so-far" }), slos = h("div", {}), log = h("pre", { id: "log", tabindex: "0", role: "region", "aria-label": "Log" }, run.log.slice(-12).join("\n"));
   const live = h("section", { id: "live", hidden: true, "aria-label": "Live" });
   const after = h("section", { id: "after" });
   const charts = {
@@ -45,7 +45,7 @@ export async function watch(place, id) {
   live.append(h("dl", { class: "cards" }, CARDS.map(([name, title]) => h("div", {}, h("dt", {}, title), cards[name] = h("dd", {}, "–")))), bar,
     h("h3", {}, "So far"), soFar, slos, h("div", { class: "charts" }, Object.values(charts).map((chart) => chart.element)),
     h("p", { class: "hint" }, "For a dashboard of your own, while it runs: the address of its metrics stands in the log."));
-  place.append(h("h2", {}, `${run.command} of ${date(run.started_unix_s)}`), h("p", {}, state), h("pre", { tabindex: "0", "aria-label": "Command line" }, run.line), buttons, why, live, after,
+  place.append(h("h2", {}, `${run.command} of ${date(run.started_unix_s)}`), h("p", {}, state), h("pre", { tabindex: "0", role: "region", "aria-label": "Command line" }, run.line), buttons, why, live, after,
     h("h3", {}, "Log"), log);
 
   const tier = (now, name, what) => { const row = now.tiers[name] || now.tiers[name.toUpperCase()]; return row ? row[what] : undefined; };
@@ -83,7 +83,7 @@ export async function watch(place, id) {
     if (last.refusal) why.textContent = last.refusal;
     after.replaceChildren(h("h3", {}, "What it left"),
       ...last.results.map((row) => h("p", {}, h("a", { href: `/page?result=${encodeURIComponent(row.path)}` }, `The ${row.kind}'s page`), " ", badge(row.verdict || row.kind), ` ${row.path}`)),
-      h("pre", { id: "output", tabindex: "0", "aria-label": "Output" }, last.output.join("\n")),
+      h("pre", { id: "output", tabindex: "0", role: "region", "aria-label": "Output" }, last.output.join("\n")),
       ...last.files.filter((file) => /\.(csv|jsonl)$/.test(file)).map((file) => {
         const inside = h("div", {});
         return h("details", { class: "look", ontoggle: (event) => { if (event.target.open && !inside.childElementCount) look(address(file), inside); } }, h("summary", {}, `Look at ${file.split("/").pop()}`), inside);
