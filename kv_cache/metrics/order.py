@@ -8,7 +8,9 @@ Seeds are independent. Stretches of one trace are a sample of others like it (ba
 "Some tactical problems in digital simulation", Management Science 10(1), 1963), and neighbours are
 alike, so that they count for fewer than they are. How alike is known badly of one pair. So it is
 drawn towards the mean of all pairs, the more the less they differ beyond chance (James and Stein,
-Proc. 4th Berkeley Symposium, 1961).
+Proc. 4th Berkeley Symposium, 1961). Few sides tell that mean badly, and too low a one claims what
+is not there: so a part of its standard error is added, and where hardly anything independent is
+left nothing is said.
 
 Fifteen policies make a hundred pairs, some of which differ by chance alone. All pairs of one
 question are one family, and a difference is claimed only if it remains after Holm's correction
@@ -35,6 +37,13 @@ LEAST_SEEDS = 3
 MOST_COMPULSORY = 0.9
 """Share of the misses of the one with most of them that are first accesses, which no cache has:
 from here on caches have no order."""
+
+_LEAST_INDEPENDENT = 4
+"""Values in order that must be left of a series: with fewer, how alike they are is not known."""
+
+_CAUTION = 0.7
+"""Standard errors of the mean correlation that are added to it. Held to series of known order by
+benchmarks/order.py."""
 
 _MOST_ALIKE = 0.9  # of neighbours; more can not be told from a trend
 
@@ -65,13 +74,16 @@ class PairedDifference(Struct, frozen=True, kw_only=True):
         return abs(self.mean) >= least and 0.0 not in self.interval(1 - alpha)
 
 
-def difference_of(differences: Sequence[float], alike: float = 0.0) -> PairedDifference | None:
-    """Return what the differences of pairs show, of which neighbours correlate by `alike`: they
-    count for as many independent ones as have a mean that is as sure. None where that is fewer than
-    2, or where one is not finite."""
-    r = min(_MOST_ALIKE, max(0.0, alike))
+def difference_of(
+    differences: Sequence[float], alike: float | None = None
+) -> PairedDifference | None:
+    """Return what the differences of pairs show. Where they are in order, neighbours correlate by
+    `alike`: they count for as many independent ones as have a mean that is as sure. None where that
+    is fewer than 2, or 4 of those in order, or where one is not finite."""
+    r = 0.0 if alike is None else min(_MOST_ALIKE, max(0.0, alike))
     count = len(differences) * (1 - r) / (1 + r)
-    if count < 2 or not all(map(isfinite, differences)):
+    least = 2 if alike is None else _LEAST_INDEPENDENT
+    if count < least or not all(map(isfinite, differences)):
         return None
     return PairedDifference(
         mean=fmean(differences), error=stdev(differences) / sqrt(count), dof=round(count - 1, 3)
@@ -158,7 +170,9 @@ def compared(
         (one, other): [x - y for x, y in zip(sides[one], sides[other], strict=True)]
         for one, other in combinations(range(len(sides)), 2)
     }
-    alike = _alike(list(every.values())) if in_order else [0.0] * len(every)
+    alike: Sequence[float | None] = (
+        _alike(list(every.values()), len(sides)) if in_order else [None] * len(every)
+    )
     pairs = {
         pair: difference_of(differences, r)
         for (pair, differences), r in zip(every.items(), alike, strict=True)
@@ -175,15 +189,17 @@ def compared(
     return ComparedSides(level=corrected.level, pairs=pairs, shown=shown)
 
 
-def _alike(series: Sequence[Sequence[float]]) -> list[float]:
-    """Return how much neighbours correlate in each series of a family. Of n values a correlation
-    is known within 1 / sqrt(n), so that series that differ by no more are taken to be alike."""
+def _alike(series: Sequence[Sequence[float]], sides: int) -> list[float]:
+    """Return how much neighbours correlate in each series of a family, with caution. Of n values a
+    correlation is known within 1 / sqrt(n), so that series that differ by no more are taken to be
+    alike, and their mean is known as of one series for each side but one."""
     if not series:
         return []
     alone = [correlation(values) for values in series]
     usual = fmean(alone)
-    if len(alone) < 2:
-        return alone
-    spread = variance(alone)
-    weight = max(0.0, 1 - 1 / (len(series[0]) * spread)) if spread else 0.0
-    return [usual + weight * (each - usual) for each in alone]
+    count = len(series[0])
+    known = min(_MOST_ALIKE, max(0.0, usual))
+    caution = _CAUTION * sqrt((1 - known**2) / (count * (sides - 1)))
+    spread = variance(alone) if len(alone) > 1 else 0.0
+    weight = max(0.0, 1 - 1 / (count * spread)) if spread else 0.0
+    return [usual + weight * (each - usual) + caution for each in alone]

@@ -272,23 +272,32 @@ def test_a_trace_is_judged_by_its_stretches_and_not_by_its_one_number() -> None:
     assert found["measures"][P95]["leads"]["3"]["shown"]
 
 
+def test_stretches_that_drift_are_too_few_to_tell_anything() -> None:
+    """Twenty values that climb are hardly more than one."""
+    base = [400.0 + 10 * n for n in range(20)]
+    apart = [2 * value for value in base]
+    found = with_values(base, apart, [3 * value for value in base], stretches=True)
+    assert found["best"] is None
+    assert "too few of the 20 are independent; ask more of it" in found["message"]
+
+
 def test_a_trace_that_is_too_short_for_stretches_has_no_verdict() -> None:
     made = document(slower=(2.0, 1.0), promised=False, requests=2000)["kv_cache"]["variants"]
     for variant in made:
         variant["scenario"] = {"workload": {"source": "trace"}}
     found = verdict(made, ["slower"])
     assert found["best"] is None
-    assert "variants 1 and 2 have too few values of it in each of 8 stretches" in found["message"]
+    assert "variants 1 and 2 have too few values of it in each of 20 stretches" in found["message"]
 
 
 def test_stretches_of_a_run_have_its_shares_and_rates_as_their_means() -> None:
-    made = outcome(requests=200)
+    made = outcome(requests=600)
     every = made.requests
     rng = random.Random(6)
     every.arrival_ns = array("q", sorted(rng.randrange(made.ended_ns) for _ in every.number))
     made.began_ns, known = every.arrival_ns[0], stretch_values(made)
     numbers = facts(made)
-    assert len(known["ttft_ms.p50"]) == 20
+    assert len(known["ttft_ms.p50"]) == 40
     assert len(known["ttft_ms.p95"]) == len(every.number) // 20
     assert "ttft_ms.p99" not in known
     for path in ("rates.output_tokens_per_s", "rates.finished_per_s"):

@@ -194,6 +194,12 @@ def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
     count = min(map(len, pairs))
     sides = [[sign * value for value in values[:count]] for values in pairs]
     family = compared(sides, in_order=traced)
+    if traced and all(pair is None for pair in family.pairs.values()):
+        return Finding(
+            measure=measure, best=None,
+            message=f"nobody can be called best by {measure.label}: neighbouring stretches of the "
+            f"trace are so alike that too few of the {count} are independent; ask more of it",
+        )  # fmt: skip
     places = sorted(range(len(sides)), key=lambda place: -fmean(sides[place]))
     return _finding(measure, variants, family, places, f"{count} {_PAIRS[traced]}")
 
@@ -222,7 +228,7 @@ def _why_no_pairs(
     without = [v["variant"] for v, values in zip(variants, pairs, strict=True) if not values]
     if without:
         has = "has" if len(without) == 1 else "have"
-        where = " in each of 8 stretches or more: ask more of the trace" if traced else ""
+        where = " in each of 20 stretches or more: ask more of the trace" if traced else ""
         return f"{_list(without)} {has} too few values of it{where}"
     if traced and len({len(values) for values in pairs}) > 1:
         return "the variants ask different parts of the trace"

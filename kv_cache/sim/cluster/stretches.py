@@ -15,7 +15,8 @@ import numpy.typing as npt
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.sim.cluster.outcome import ClusterOutcome
 
-MOST_STRETCHES, LEAST_STRETCHES = 20, 8
+MOST_STRETCHES, LEAST_STRETCHES = 40, 20
+"""More tell better how alike neighbours are; of fewer nothing is told (benchmarks/order.py)."""
 _LEAST_REQUESTS = 5  # of a stretch, for a share or a rate
 _PERCENTS = {"p50": 50, "p95": 95, "p99": 99}
 
@@ -25,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 def stretch_values(outcome: ClusterOutcome) -> dict[str, list[float]]:
     """Return the values of the stretches behind the warm-up, by the paths of the facts. A number is
-    left out where there are too few requests for 8 stretches, or a stretch has none of it."""
+    left out where there are too few requests for 20 stretches, or a stretch has none of it."""
     values = dict(_percentiles(outcome)) | dict(_ratios(outcome))
     return {path: each.tolist() for path, each in values.items() if np.isfinite(each).all()}
 
