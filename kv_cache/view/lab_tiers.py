@@ -59,11 +59,11 @@ def _sentence(facts: TierStudyFacts) -> str:
     if others:
         [(arm, count)] = Counter(map(_arm, (best, *others))).most_common(1)
         return (
-            f"With {arm} accesses wait the least, on average, in {count} of {len(tables)} tables "
+            f"With {arm}, accesses wait the least, on average, in {count} of {len(tables)} tables "
             "(the first of equals counts)."
         )
     return (
-        f"With {_arm(best)} an access waits the least, {_us(best.wait_ns)}; with every move on "
+        f"With {_arm(best)}, an access waits the least, {_us(best.wait_ns)}; with every move on "
         f"one clock it is {_us(best.serial_ns)}."
     )
 

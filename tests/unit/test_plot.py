@@ -23,7 +23,7 @@ from kv_cache.result.published import published
 from kv_cache.result.run import converted
 from kv_cache.view.capacity import capacity_view
 from kv_cache.view.drawing import round_numbers
-from kv_cache.view.parts import FactList, Figure
+from kv_cache.view.parts import FactList, Figure, Line, ShownColumn, View, ViewSection
 from kv_cache.view.picture.base import Picture, spread
 from kv_cache.view.picture.plot import (
     MARK,
@@ -37,6 +37,7 @@ from kv_cache.view.preconditioning import precondition_view, preconditioning_par
 from kv_cache.view.run import run_view
 from kv_cache.view.series import windows_note
 from kv_cache.view.trials import trials_view
+from kv_cache.view.units import COUNT
 from tests import trials
 
 pytest.importorskip("matplotlib")
@@ -241,6 +242,19 @@ def test_throughput_is_drawn_in_gib_per_second() -> None:
     panel.draw(axes)
     [read, *_] = axes.get_lines()
     assert set(read.get_ydata()) == {2_000_000_000 / 2**30}
+
+
+def test_no_two_of_many_lines_look_alike() -> None:
+    """Of many points none is marked, so that strokes tell lines of one colour apart."""
+    lines = [Line.through(f"{n}", [(x, float(n)) for x in range(500)]) for n in range(24)]
+    column = ShownColumn("level", COUNT)
+    view = View(title="t", status="s", sentence="s", about=[], sections=[ViewSection(
+        title="Lines", parts=[Figure(title="f", x=column, y=column, lines=lines)])])  # fmt: skip
+    [panel] = view_picture(view).panels
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    panel.draw(axes)
+    looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in axes.get_lines()}
+    assert len(looks) == 24
 
 
 def test_users_are_drawn_where_they_change_and_a_trace_has_none() -> None:

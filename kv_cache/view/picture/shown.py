@@ -44,6 +44,7 @@ Drawn = Figure | BarChart | IntervalChart
 
 _COLOURS = COLOURS[:LINE_COLOURS]
 _MARKS = "os^Dv*hd"
+_STROKES = ("-", (0, (6, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))
 _MOST_LINES = len(_COLOURS) * len(_MARKS)
 _MARKED = "XPs<>p"
 """Shapes of the points that are not like the others, in the order of their words."""
@@ -194,9 +195,11 @@ _MUTED_LOOK = {"linestyle": "--", "linewidth": 1.1}
 
 
 def _look(number: int, points: int) -> dict[str, Any]:
-    """A line's mark: another one for each line of the same colour."""
-    marker = _MARKS[(number + number // len(_COLOURS)) % len(_MARKS)]
-    look: dict[str, Any] = {"linestyle": "-", "linewidth": 1.2, "marker": marker}
+    """A line's mark and strokes: others for each line of the same colour."""
+    again = number // len(_COLOURS)
+    marker = _MARKS[(number + again) % len(_MARKS)]
+    strokes = _STROKES[again % len(_STROKES)]
+    look: dict[str, Any] = {"linestyle": strokes, "linewidth": 1.2, "marker": marker}
     return look | ({"markersize": 3.5} if points <= _FEW_POINTS else {"markersize": 0})
 
 
