@@ -91,7 +91,8 @@ def outcome(
                 busiest_ns=300 * MS, busiest="pcie of instance 1",
             ),
         ],
-        itl_buckets=dict(gaps), began_ns=0, ended_ns=1000 * MS, events=444, concurrency_ns=7 * MS,
+        itl_parts=[Counter(gaps)], began_ns=0, ended_ns=1000 * MS, events=444,
+        concurrency_ns=7 * MS,
         checks=Counter({"requests": 3}), warnings=["the window is short"],
     )  # fmt: skip
 

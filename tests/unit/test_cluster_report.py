@@ -39,6 +39,7 @@ from kv_cache.result.simulation.facts import (
 from kv_cache.result.simulation.judge import verdict, warnings
 from kv_cache.result.simulation.limits import NOT_MODELLED
 from kv_cache.result.simulation.measures import HIT_RATIO, TTFT
+from kv_cache.sim.cluster.counts import ClusterCounts
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns, spread_ms
 from kv_cache.sim.cluster.outcome import (
     Blocks,
@@ -79,7 +80,7 @@ def test_percentiles_are_exact_by_nearest_rank(values: list[int]) -> None:
 @given(gaps=st.lists(st.integers(1, 10**11), min_size=1, max_size=200))
 def test_gaps_between_tokens_are_within_their_buckets(gaps: list[int]) -> None:
     made = outcome()
-    made.itl_buckets = dict(Counter(map(bucket_of, gaps)))
+    made.itl_parts = [Counter(map(bucket_of, gaps))]
     found, ranked = facts(made)["itl_ms"], sorted(gaps)
     assert found["count"] == len(gaps)
     for name, share in (("p50", 0.5), ("p99", 0.99)):
@@ -168,7 +169,7 @@ def test_every_counter_of_an_outcome_is_told() -> None:
     with_reach = set(found["requests"]) | {"good"}
     assert {name for name in samples if isinstance(getattr(made.requests, name), int)} <= with_reach
     assert {f.name for f in fields(ClusterOutcome)} - set(found) == {
-        "scenario", "itl_buckets", "series",  # told as itl_ms, in columns, and beside
+        "scenario", "itl_parts", "series",  # told as itl_ms, in columns, and beside
     }  # fmt: skip
 
 
@@ -304,6 +305,34 @@ def test_stretches_of_a_run_have_its_shares_and_rates_as_their_means() -> None:
         name = path.partition(".")[2]
         assert fmean(known[path]) == pytest.approx(numbers["rates"][name])
     assert fmean(known["goodput.share"]) == pytest.approx(numbers["goodput"]["share"])
+
+
+@pytest.mark.parametrize("arrivals", [3, 41, 100, 1000])
+def test_times_between_tokens_have_parts_of_as_many_arrivals(arrivals: int) -> None:
+    counts = ClusterCounts()
+    for number in range(arrivals):
+        counts.begin_part()
+        counts.gaps[MS * (number + 1)] += 1
+    counts.fold_gaps()
+    sizes = [part.total() for part in counts.itl_parts]
+    assert sum(sizes) == arrivals
+    assert len(sizes) == arrivals if arrivals <= 40 else 20 < len(sizes) <= 40
+    assert set(sizes[:-1]) == {max(sizes)}
+    assert sizes[-1] <= sizes[0]
+    firsts = [min(part) for part in counts.itl_parts]
+    assert firsts == sorted(firsts)
+
+
+def test_times_between_tokens_are_judged_on_a_trace() -> None:
+    made = outcome(requests=600)
+    made.requests.measured_arrived = 81
+    parts = [Counter({bucket_of(MS * (n + 1)): 2000}) for n in range(20)]
+    made.itl_parts = [*parts, Counter({bucket_of(20 * MS): 5})]
+    known = stretch_values(made)
+    assert known["itl_ms.p50"] == pytest.approx([n + 1 for n in range(20)], rel=0.002)
+    assert len(known["itl_ms.p99"]) == 20
+    made.itl_parts = parts[:10]
+    assert "itl_ms.p50" not in stretch_values(made)
 
 
 def test_one_variant_has_nothing_to_be_compared_with() -> None:

@@ -129,6 +129,7 @@ class Cluster(InstanceEvents[Instance]):
                 self.counts.began_ns = now
                 self.on_measuring()
             self._requests.measured_arrived += 1
+            self.counts.begin_part()
             self._blocks.looked_up += request.prompt_tokens // self.block_tokens
         self._say("arrival", flight, -1)
         if flight.path:

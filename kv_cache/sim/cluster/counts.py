@@ -9,6 +9,7 @@ from kv_cache.metrics.histogram import bucket_of
 from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.outcome import Blocks, Requests
 
+_MOST_PARTS = 40
 MOST_GAPS = 4096  # different times between tokens that are kept before they go into buckets
 
 
@@ -19,7 +20,8 @@ class ClusterCounts:
         self.output_tokens = 0
         self.prefill_tokens = 0
         self.gaps: defaultdict[int, int] = defaultdict(int)  # ns between two tokens: how often
-        self.itl: defaultdict[int, int] = defaultdict(int)  # the same by bucket
+        self.itl_parts: list[Counter[int]] = [Counter()]  # by bucket, of equal parts of arrivals
+        self._each = self._left = 1  # measured arrivals of a part; until the next one
         self.requests = Requests()
         self.blocks = Blocks()
         self.prefetch_useful: Counter[str] = Counter()
@@ -50,6 +52,21 @@ class ClusterCounts:
 
     def fold_gaps(self) -> None:
         """Put the times between tokens into their buckets."""
+        latest = self.itl_parts[-1]
         for ns, count in self.gaps.items():
-            self.itl[bucket_of(ns)] += count
+            latest[bucket_of(ns)] += count
         self.gaps.clear()
+
+    def begin_part(self) -> None:
+        """Count times between tokens in a part of their own, as another measured request arrives
+        behind those of the part before; parts are joined by twos where there are too many."""
+        if self._left:
+            self._left -= 1
+            return
+        self.fold_gaps()
+        parts = self.itl_parts
+        if len(parts) == _MOST_PARTS:
+            parts[:] = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
+            self._each *= 2
+        parts.append(Counter())
+        self._left = self._each - 1

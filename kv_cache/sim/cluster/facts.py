@@ -55,7 +55,7 @@ def facts(outcome: ClusterOutcome) -> Plain:
             "first_chunk": spread_ms(samples.first_chunk_ns, least=0),
             "full": spread_ms(samples.movement_ns, least=0),
         },
-        "itl_ms": _gaps_ms(outcome.itl_buckets),
+        "itl_ms": gaps_ms(sum(outcome.itl_parts, Counter())),
         "tpot_ms": spread_ms(samples.tpot_ns, least=0),
         "e2e_ms": spread_ms(samples.e2e_ns),
         "queue_ms": spread_ms(samples.queue_ns),
@@ -162,7 +162,7 @@ def _numbers(values: "array[int]") -> npt.NDArray[np.int64]:
     return np.frombuffer(values, np.int64) if len(values) else np.empty(0, np.int64)
 
 
-def _gaps_ms(buckets: Mapping[int, int]) -> Plain:
+def gaps_ms(buckets: Mapping[int, int]) -> Plain:
     """Return the same of values that are counted by bucket: ends and sum are those of the
     buckets."""
     gaps = _histogram(buckets)
@@ -335,7 +335,7 @@ def _link(link: LinkFacts, window_s: float) -> Plain:
         "busiest": link.busiest,
         "busiest_utilisation": _share(link.busiest_ns / NS_PER_S, each_s),
         "wait_ms": {
-            **_gaps_ms(link.wait_buckets),
+            **gaps_ms(link.wait_buckets),
             "mean": _share(link.wait_ns / NS_PER_MS, waited),
         },
         "queue": {

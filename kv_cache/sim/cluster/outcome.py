@@ -8,7 +8,7 @@ block is `model.block_tokens` tokens.
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -205,9 +205,10 @@ class ClusterSeries:
 
 @dataclass(slots=True, kw_only=True)
 class ClusterOutcome:
-    """`itl` holds gaps between two tokens of a sequence: (ns, how many) by bucket, see
-    `metrics/histogram.py`. `concurrency_ns` is the integral of requests in the system over time
-    (Little: = the sum of the times that they spent there)."""
+    """`itl_parts` hold gaps between two tokens of a sequence: (ns, how many) by bucket, see
+    `metrics/histogram.py`, each those that ended while an equal part of the measured requests
+    arrived, the last one shorter, and until the end. `concurrency_ns` is the integral of requests
+    in the system over time (Little: = the sum of the times that they spent there)."""
 
     scenario: Scenario
     gpus: Mapping[str, GpuGroup] = field(default_factory=dict)
@@ -217,7 +218,7 @@ class ClusterOutcome:
     links: list[LinkFacts]
     instances: Instances
     series: ClusterSeries
-    itl_buckets: dict[int, int] = field(default_factory=dict)
+    itl_parts: Sequence[Counter[int]] = ()
     began_ns: int = 0  # the first measured arrival
     ended_ns: int = 0  # the last end
     moved_ns: int = 0  # the end of the last transfer, which may be later

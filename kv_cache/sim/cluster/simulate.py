@@ -204,7 +204,7 @@ class _Collector:
             links=self._links(),
             instances=self._instances(),
             series=sampler.series,
-            itl_buckets=dict(counts.itl),
+            itl_parts=counts.itl_parts,
             began_ns=max(0, counts.began_ns),
             ended_ns=counts.ended_ns,
             moved_ns=cluster.network.ended_ns,

@@ -3,7 +3,8 @@ so that variants can be compared on one trace, of which all seeds are one run.
 
 Shares and rates are of sums, and a stretch contributes to them by what it has beyond its part of
 both (the linear part of a ratio's error: Cochran, Sampling Techniques, 1977, 6.3), so that the mean
-of all stretches is the run's. Percentiles are those of the stretch.
+of all stretches is the run's. Percentiles are those of the stretch, and of times between tokens
+those that ended while its requests arrived.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
+from kv_cache.sim.cluster.facts import gaps_ms
 from kv_cache.sim.cluster.outcome import ClusterOutcome
 
 MOST_STRETCHES, LEAST_STRETCHES = 40, 20
@@ -27,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 def stretch_values(outcome: ClusterOutcome) -> dict[str, list[float]]:
     """Return the values of the stretches behind the warm-up, by the paths of the facts. A number is
     left out where there are too few requests for 20 stretches, or a stretch has none of it."""
-    values = dict(_percentiles(outcome)) | dict(_ratios(outcome))
+    values = dict(_percentiles(outcome)) | dict(_ratios(outcome)) | dict(_gaps(outcome))
     return {path: each.tolist() for path, each in values.items() if np.isfinite(each).all()}
 
 
@@ -55,6 +57,24 @@ def _percentiles(outcome: ClusterOutcome) -> Iterator[tuple[str, Numbers]]:
             some = _ints(values)
             ranked = [np.sort(some[(stretches == each) & (some >= 0)]) for each in range(count)]
             yield f"{name}.{percent}", np.array([_at(part, number) for part in ranked])
+
+
+def _gaps(outcome: ClusterOutcome) -> Iterator[tuple[str, Numbers]]:
+    """Yield percentiles of the times between tokens that ended while each part of the requests
+    arrived: a last part that is less than half of the others belongs to the one before."""
+    parts, arrived = list(outcome.itl_parts), outcome.requests.measured_arrived
+    each = 1
+    while each * len(parts) < arrived:
+        each *= 2
+    if arrived - each * (len(parts) - 1) < each / 2:
+        last = parts.pop()
+        parts[-1] = parts[-1] + last
+    if len(parts) < LEAST_STRETCHES:
+        return
+    spreads = [gaps_ms(part) for part in parts]
+    for percent in ("p50", "p99"):
+        known = [spread[percent] for spread in spreads]
+        yield f"itl_ms.{percent}", np.array([np.nan if ms is None else ms for ms in known])
 
 
 def _at(ranked: Ints, percent: int) -> float:
