@@ -27,7 +27,6 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from kv_cache import __version__
-from kv_cache.app.compare import read_inputs
 from kv_cache.app.documents import read_any
 from kv_cache.bench.device_mark import devices_of
 from kv_cache.config.root import Config, options
@@ -35,7 +34,6 @@ from kv_cache.config.schema import print_config, to_mapping
 from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean, os_reason
 from kv_cache.result.metrics import Json
-from kv_cache.view.comparison import comparison_view
 from kv_cache.view.page import page
 from kv_cache.web.classes import COMMANDS_NEVER, Folders, samples
 from kv_cache.web.commands import WebCommand, shown
@@ -53,6 +51,7 @@ from kv_cache.web.index import FILTERS, Index, Notes
 from kv_cache.web.jobs import LOG, OUT, OUTPUT, BusyError, Jobs, JobState, WebRun, refusal
 from kv_cache.web.openapi import openapi
 from kv_cache.web.scenario_files import DrawnScenario, write_scenario
+from kv_cache.web.trends import trend_of
 
 UPLOAD_FOLDER = "uploads"
 MOST_COMPARED = 6
@@ -376,25 +375,14 @@ def _rendered(site: Site, paths: Sequence[str]) -> str:
 
 
 async def _trend(site: Site, request: Request) -> Response:
-    """The runs of one configuration on one device, and whether the latest differs from the
-    first."""
+    """The runs of one configuration on one device, and whether its storage changed between any two
+    of them."""
     rows = await run_in_threadpool(site.index.alike, request.query_params.get("result", ""))
     if not rows:
         raise UsageError("this result has no trend: it has no headline, or is not in the list")
-    sentence, line = "There is one run of this configuration on this device.", ""
-    if len(rows) > 1:
-        ends = [str(site.index.file(row["path"])) for row in (rows[0], rows[-1])]
-        sentence = await run_in_threadpool(_difference, [Path(end) for end in ends])
-        line = shown(["compare", *ends])
-    return _json({"rows": rows, "sentence": sentence, "line": line})
-
-
-def _difference(files: Sequence[Path]) -> str:
-    """The sentence of `compare` for the first run (A) and the latest (B)."""
-    try:
-        return comparison_view(read_inputs(files)).sentence
-    except UsageError as error:
-        return f"The first and the latest are not compared: {error}"
+    trend = await run_in_threadpool(trend_of, rows, site.results)
+    pair = [str(site.results / path) for path in trend["pair"]]
+    return _json({"rows": rows, **trend, "line": shown(["compare", *pair]) if pair else ""})
 
 
 async def _notes(site: Site, request: Request) -> Response:
@@ -535,7 +523,12 @@ ROUTES: Sequence[tuple[str, str, Callable[[Site, Request], Awaitable[Response]],
     ("GET", "/results/{path:path}", _document, "The document of a result"),
     ("PUT", "/notes/{path:path}", _notes, "Label and note beside a result"),
     ("GET", "/page", _page, "Results as one self-contained page; ?result=PATH, up to six"),
-    ("GET", "/trend", _trend, "Runs of one configuration on one device; ?result=PATH"),
+    (
+        "GET",
+        "/trend",
+        _trend,
+        "Runs of one configuration on one device, and steps; ?result=PATH",
+    ),
     ("POST", "/traces", _upload, "Upload a trace, at most 256 MiB; ?name=NAME"),
     ("POST", "/scenarios", _scenario, "Write a scenario with other instances; for sim"),
     ("POST", "/login", _login, "Exchange the token for a cookie"),

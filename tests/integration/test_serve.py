@@ -22,11 +22,13 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from kv_cache.core.units import GIB
 from kv_cache.web.feed import MOST_WATCHERS
 from kv_cache.web.guard import MOST_JSON_BYTES, MOST_UPLOAD_BYTES
 from kv_cache.web.index import INDEX
+from kv_cache.web.trends import trend_of
 from tests.cli import PROGRAM, ROOT, environment
-from tests.serving import TINY, Served, serving
+from tests.serving import TINY, Served, serving, write_months
 
 SHORT = {**TINY, "run.duration_s": "2"}
 LONG = {**TINY, "run.duration_s": "120"}
@@ -196,6 +198,49 @@ def test_notes_stand_beside_the_result_which_stays_sealed(tmp_path: Path) -> Non
     with serving(tmp_path) as server:  # the database is thrown away: nothing is lost
         _, listed = server.ask("/results?fresh=1")
     assert [row["label"] for row in listed["results"]] == ["<b>mine</b>"]
+
+
+MONTHS = [3.0, 3.02, 2.99, 3.01, 2.98, 3.0, 3.01, 2.7, 2.71, 2.69, 2.7, 2.68]
+"""GiB/s of runs day after day, one of which is the first after a change for the worse."""
+
+
+def test_a_trend_finds_the_run_with_which_storage_became_slower(tmp_path: Path) -> None:
+    write_months(tmp_path / "results", MONTHS)
+    with serving(tmp_path) as server:
+        server.ask("/results?fresh=1")
+        status, trend = server.ask("/trend?result=day-02.json")
+    assert status == 200, trend
+    assert [row["path"] for row in trend["rows"]] == [f"day-{n:02d}.json" for n in range(1, 13)]
+    (step,) = trend["steps"]
+    assert step["at"] == 7
+    assert step["low"] < 2.696 / 3.0014 < step["high"] < 1
+    assert trend["sentence"].startswith("Storage became slower by 10.2 % (95 %: ")
+    assert trend["sentence"].endswith("with run 8 of 12, of 2026-03-08.")
+    assert trend["pair"] == ["day-07.json", "day-08.json"]
+    assert trend["line"].endswith("day-07.json " + str(tmp_path / "results/day-08.json"))
+    assert trend["levels"][:7] == pytest.approx([3.0014 * GIB] * 7, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        (["valid"] * 5, "No step is shown between any two of 5 runs"),
+        (
+            ["valid", "invalid", "valid", "suspect", "valid"],
+            "No step is shown between any two of 4",
+        ),
+        (["invalid"] * 4 + ["valid"], "There are not two runs"),
+    ],
+)
+def test_invalid_runs_are_in_no_trend(tmp_path: Path, verdicts: list[str], sentence: str) -> None:
+    rows = [
+        {"path": f"{n}.json", "value": 1.0 if verdict == "invalid" else 100.0 + n % 2,
+         "verdict": verdict, "started": "2026-03-01"}
+        for n, verdict in enumerate(verdicts)
+    ]  # fmt: skip
+    trend = trend_of(rows, tmp_path)
+    assert trend["sentence"].startswith(sentence)
+    assert [level is None for level in trend["levels"]] == [v == "invalid" for v in verdicts]
 
 
 def test_a_page_is_one_file_that_needs_nothing_else(tmp_path: Path) -> None:

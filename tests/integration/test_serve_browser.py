@@ -27,7 +27,7 @@ from kv_cache.web.serve_options import ServeOptions
 from tests import browser
 from tests.browser import DESKTOP, PHONE, Browser
 from tests.cli import ROOT
-from tests.serving import TINY, Served, serving
+from tests.serving import TINY, Served, serving, write_months
 
 pytestmark = [
     pytest.mark.skipif(browser.MISSING is not None, reason=browser.MISSING or ""),
@@ -310,6 +310,7 @@ def test_results_are_found_opened_compared_and_noted(served: Served, window: Bro
 
 
 def test_a_trend_says_whether_the_latest_differs(served: Served, window: Browser) -> None:
+    served.ask("/results?fresh=1")
     window.visit(f"{served.url}/#/trend/a.json")
     window.until("document.querySelector('#sentence')")
     assert "No difference was found" in window.run(
@@ -317,6 +318,22 @@ def test_a_trend_says_whether_the_latest_differs(served: Served, window: Browser
     )
     window.until("document.querySelector('canvas')")
     keep(window, "trend")
+
+
+def test_a_trend_shows_the_run_with_which_storage_became_slower(
+    window: Browser, tmp_path: Path
+) -> None:
+    write_months(tmp_path / "results", [3.0, 3.02, 2.99, 3.01, 2.98, 2.7, 2.71, 2.69])
+    with serving(tmp_path) as server:
+        server.ask("/results?fresh=1")
+        window.visit(f"{server.url}/#/trend/day-01.json")
+        window.until("document.querySelector('canvas')")
+        text = window.run("return document.querySelector('#sentence').textContent")
+        assert "slower" in text
+        assert "with run 6 of 8" in text
+        cells = "return [...document.querySelectorAll('tbody tr')].map(r => r.cells[5].textContent)"
+        assert window.run(cells) == ["", "", "", "", "", "−10 %", "", ""]  # noqa: RUF001
+        keep(window, "trend-of-months")
 
 
 def test_a_shared_page_is_one_file_that_opens_from_the_disk(

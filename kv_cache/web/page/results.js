@@ -94,19 +94,22 @@ export async function results(place) {
 }
 
 export async function trend(place, path) {
-  const answer = await ask(`/trend?result=${encodeURIComponent(path)}`);
-  const chart = new Chart("Storage of each run", "GiB/s", ["value", "low", "high"]);
+  const answer = await ask(`/trend?result=${encodeURIComponent(path)}`), { rows, steps, pair } = answer;
+  const chart = new Chart("Storage of each run", "GiB/s", ["value", "low", "high", "level"]);
   chart.place = (number) => Number.isInteger(number) ? String(number + 1) : "";
   chart.points = true;
-  chart.set(answer.rows.map((_, index) => index), ["value", "low", "high"].map((name) => answer.rows.map((row) => row[name] === null ? null : row[name] / GIB)));
-  const [first] = answer.rows, last = answer.rows[answer.rows.length - 1];
+  const scaled = (values) => values.map((value) => value === null ? null : value / GIB);
+  chart.set(rows.map((_, index) => index), [...["value", "low", "high"].map((name) => scaled(rows.map((row) => row[name]))), scaled(answer.levels)]);
+  const step = (index) => {
+    const here = steps.find((each) => each.at === index);
+    return here ? `${here.ratio < 1 ? "−" : "+"}${figures(100 * Math.abs(1 - here.ratio), 3)} %` : "";
+  };
   place.append(...[h("h2", {}, "Trend"), h("p", { class: "lead", id: "sentence" }, answer.sentence),
-    h("p", { class: "hint" }, `The same configuration on ${first.device}, by the order of its runs; each with its 95 % interval within the run.`),
-    answer.line ? h("p", { class: "hint" }, "A is the first of them, B the latest.") : null,
+    h("p", { class: "hint" }, `The same configuration on ${rows[0].device}, by the order of its runs; each with its 95 % interval within the run. The level is the mean between two steps; invalid runs are in none.`),
     answer.line ? h("pre", { tabindex: "0", role: "region", "aria-label": "Command line" }, answer.line) : null,
     chart.element,
-    table("Runs of this configuration on this device", ["run", "date, UTC", "label", "verdict", "storage, GiB/s (95 %)", "file"], answer.rows.map((row, index) => h("tr", {},
-      h("td", { class: "n" }, String(index + 1)), h("th", { scope: "row" }, h("a", { href: page([row.path]) }, date(row.started))), h("td", {}, row.label || ""), h("td", {}, badge(row.verdict)), h("td", { class: "n" }, rate(row)), h("td", { class: "long" }, row.path)))),
-    answer.rows.length > 1 ? h("p", {}, h("a", { href: page([first.path, last.path]) }, "First and latest side by side"), ", ", h("a", { href: page([first.path, last.path], true), download: "" }, "as one file")) : null].filter(Boolean));
+    table("Runs of this configuration on this device", ["run", "date, UTC", "label", "verdict", "storage, GiB/s (95 %)", "step", "file"], rows.map((row, index) => h("tr", {},
+      h("td", { class: "n" }, String(index + 1)), h("th", { scope: "row" }, h("a", { href: page([row.path]) }, date(row.started))), h("td", {}, row.label || ""), h("td", {}, badge(row.verdict)), h("td", { class: "n" }, rate(row)), h("td", { class: "n" }, step(index)), h("td", { class: "long" }, row.path)))),
+    pair.length ? h("p", {}, h("a", { href: page(pair) }, steps.length ? "Before and after the latest step, side by side" : "First and latest side by side"), ", ", h("a", { href: page(pair, true), download: "" }, "as one file")) : null].filter(Boolean));
   chart.draw();
 }
