@@ -12,9 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
 from kv_cache.core.effect import ABORTED, CopyRef, Move, Read, Write
@@ -185,13 +182,10 @@ class BatchMover:
         """Return how many threads move objects of one call of a store of these capabilities."""
         return self.transfers.depth if Capability.AT_ONCE in how else 1
 
-    def work_off(self, rows: npt.NDArray[np.void], *, apart: int, slots: int) -> None:
-        """Transfer the rows of a table of columns: by so many threads, each with a place of its own
-        in memory, which are `apart` bytes from each other."""
-        if slots > 1:
-            self.transfers.share_out(rows, self._abort, apart=apart, slots=slots)
-        else:
-            self.transfers.work_off(rows, self._abort)
+    def share_out(self, table: PieceTable, *, apart: int, slots: int) -> None:
+        """Transfer the rows of a table: by so many threads, each with a place of its own in memory,
+        which are `apart` bytes from each other."""
+        self.transfers.share_out(table, self._abort, apart=apart, slots=slots)
 
     def tell(self, one: Batched, rows: Iterable[tuple[Piece, Moved]]) -> None:
         """Note what became of the pieces of an object that were moved."""

@@ -1,17 +1,15 @@
-"""Operations on many objects of one tier at once: what became of them is told in arrays.
+"""Operations on many objects of one tier at once: what became of them is told in columns.
 
 Reads and writes are of objects whose places their store knows: those of a batch go in one call,
-whose table is made and read by columns. The table is shared out among the crew of native threads,
+whose table is read by columns. The table is shared out among the crew of native threads,
 each with a place in one buffer for all the objects that it moves. What is not one call that went
 well is told object by object (`AloneAfterAll`).
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from operator import sub
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from kv_cache.bench.batches import BatchMover, done_to
@@ -24,9 +22,8 @@ from kv_cache.core.ops_done import OpsDone
 from kv_cache.core.units import PAGE_BYTES
 from kv_cache.tiers.base import Capability, Place, Store
 from kv_cache.tiers.buffers import BufferPool
-from kv_cache.tiers.native import ROW, Does, Moved, Piece, row_of
-
-Rows = npt.NDArray[np.void]
+from kv_cache.tiers.native import Does, Moved, Piece, PieceTable
+from kv_cache.tiers.payload import Payload
 
 
 class _RowCall(Struct, frozen=True, eq=False):
@@ -59,58 +56,72 @@ class PlacedObjects:
         self.cause, self.tier = self.ops[0].cause, self.refs[0].tier
         self.engine = self.places[0].engine
         self._clock = clock
-        spans = [place.spans for place in self.places]
-        self.counts = np.fromiter(map(len, spans), np.int64, len(spans))
-        self.rows: Rows = np.zeros(int(self.counts.sum()), ROW)
-        self.of = np.repeat(np.arange(len(spans)), self.counts)
-        where = np.array(list(chain.from_iterable(spans)), np.int64)
-        rows = self.rows
-        rows["object"] = self.of
-        rows["fd"], rows["offset"], rows["nbytes"] = where.T
-        ends = np.cumsum(where[:, 2])
-        self.nbytes = np.fromiter((ref.nbytes for ref in self.refs), np.int64, len(spans))
-        firsts = np.cumsum(self.nbytes) - self.nbytes
-        self.begin = ends - where[:, 2] - firsts[self.of]
-        """Where in its object each row begins."""
+        self._rows: list[int] = []  # of each object, where its pieces begin
+        self.table = PieceTable(())
+
+    def lay_out(self, payload: Payload, does: int, address: int, room: int) -> None:
+        """Make the table. All objects lie in the same memory: at `address`, or where each one's
+        noise says in so many pages of `room` from there on."""
+        pieces: list[tuple[int, ...]] = []
+        for number, (ref, place) in enumerate(zip(self.refs, self.places, strict=True)):
+            self._rows.append(len(pieces))
+            first = payload.bases(ref, 0)
+            at, begin = address, 0
+            if room:
+                at += PAGE_BYTES * payload.shift(first, ref.nbytes // PAGE_BYTES, room)
+            for fd, offset, nbytes in place.spans:
+                bases = payload.bases(ref, begin) if begin else first
+                pieces.append((number, does, fd, offset, nbytes, at + begin, *bases))
+                begin += nbytes
+        self.table = PieceTable(pieces)
 
     def calls(self) -> Iterator[_RowCall]:
         """Yield the calls that threads are in now."""
-        begun = self.rows["began_ns"].copy()
-        for began_ns in begun[(begun > 0) & (self.rows["ended_ns"] == 0)].tolist():
-            at_ns = self._clock.of_monotonic(began_ns)
-            yield _RowCall(self.cause, self.kind, self.tier, self.engine, at_ns)
+        began, ended, *_ = self.table.columns()
+        for began_ns, ended_ns in zip(began, ended, strict=True):
+            if began_ns and not ended_ns:
+                at_ns = self._clock.of_monotonic(began_ns)
+                yield _RowCall(self.cause, self.kind, self.tier, self.engine, at_ns)
 
-    def went_well(self) -> npt.NDArray[np.bool_]:
-        """Return which objects took one call that went well."""
-        well: npt.NDArray[np.bool_] = self.counts == 1
-        well[self.of[self.rows["error"] != 0]] = False
-        return well
+    def outcome(self) -> tuple[OpsDone | None, list["AloneAfterAll"]]:
+        """Return what became of those that took one call and went well, and each of the others."""
+        began, ended, _, _, errors = self.table.columns()
+        if len(self.refs) == self.table.count and not any(errors):
+            return self._went_well(range(len(self.refs)), began, ended), []
+        ends = [*self._rows[1:], self.table.count]
+        well, others = [], []
+        for number, (first, end) in enumerate(zip(self._rows, ends, strict=True)):
+            if end - first == 1 and not errors[first]:
+                well.append(number)
+                continue
+            rows = [self.table.row(row) for row in range(first, end)]
+            others.append(
+                AloneAfterAll(self.ops[number], self.refs[number], self.places[number], rows)
+            )
+        rows_of = [self._rows[number] for number in well]
+        began, ended = ([column[row] for row in rows_of] for column in (began, ended))
+        return self._went_well(well, began, ended) if well else None, others
 
-    def outcome(self, well: npt.NDArray[np.bool_]) -> OpsDone:
-        """Return what became of those that went well."""
-        chosen = np.flatnonzero(well).tolist()
-        rows = self.rows[well[self.of]]
-        steps = [step for number in chosen for step in self.places[number].steps]
+    def _went_well(
+        self, numbers: Sequence[int], began: Sequence[int], ended: Sequence[int]
+    ) -> OpsDone:
+        origin_ns = self._clock.of_monotonic(0)
+        steps = [step for number in numbers for step in self.places[number].steps]
         steps_ns = [step.duration_ns for step in steps]
-        began_ns = self._clock.of_monotonic(0) + rows["began_ns"]
+        if steps:
+            began = list(map(sub, began, steps_ns))
         return OpsDone(
-            ops=[self.ops[number] for number in chosen],
+            ops=[self.ops[number] for number in numbers],
             tier=self.tier,
             kind=self.kind,
             cause=self.cause,
             engine=self.engine,
-            nbytes=self.nbytes[well],
-            started_ns=began_ns - np.array(steps_ns) if steps else began_ns,
-            finished_ns=self._clock.of_monotonic(0) + rows["ended_ns"],
+            refs=[self.refs[number] for number in numbers],
+            started_ns=[at_ns + origin_ns for at_ns in began],
+            finished_ns=[at_ns + origin_ns for at_ns in ended],
             step=steps[0].name if steps else None,
             steps_ns=steps_ns,
         )
-
-    def others(self, well: npt.NDArray[np.bool_]) -> Iterator["AloneAfterAll"]:
-        """Yield those that did not go well, or took more than one call."""
-        for number in np.flatnonzero(~well).tolist():
-            rows = list(map(row_of, self.rows[self.of == number]))
-            yield AloneAfterAll(self.ops[number], self.refs[number], self.places[number], rows)
 
 
 class AloneAfterAll(NamedTuple):
@@ -130,28 +141,23 @@ class PlacedMover:
 
     def move(self, objects: PlacedObjects, pool: BufferPool, *, how: Capability) -> None:
         """Read and verify, or stamp and write, all of the objects."""
-        batches, rows, payload = self._batches, objects.rows, self._batches.payload
+        batches, payload = self._batches, self._batches.payload
         writes = objects.kind is OpKind.WRITE
-        does = Does.WRITE | Does.STAMPED if writes else batches.reads
-        rows["does"] = done_to(does, how)
-        firsts = payload.firsts(objects.refs)
-        rows["bases"] = payload.stamps_from(firsts[objects.of], objects.begin // PAGE_BYTES)
-        largest = int(objects.nbytes.max())
-        slots = min(len(objects.refs), batches.at_once(how), pool.buffer_bytes // largest)
-        pages = largest // PAGE_BYTES
+        does = done_to(Does.WRITE | Does.STAMPED if writes else batches.reads, how)
+        pages = max(ref.nbytes for ref in objects.refs) // PAGE_BYTES
+        all_pages = pool.buffer_bytes // PAGE_BYTES
+        slots = min(len(objects.refs), batches.at_once(how), all_pages // pages)
         if writes:  # where the noise of each begins somewhere else
-            pages = payload.room(pages, pool.buffer_bytes // PAGE_BYTES // slots)
+            pages = payload.room(pages, all_pages // slots)
         tint = payload.tint(objects.refs[0], 0) if writes else 0
         buffer = pool.take(tint)
         try:
-            rows["address"] = buffer.address + objects.begin.astype(np.uint64)
+            objects.lay_out(payload, does, buffer.address, pages if writes else 0)
             if writes:
                 payload.fill(buffer, slots * pages, tint)
-                shifts = payload.shifts(firsts, objects.nbytes // PAGE_BYTES, pages)
-                rows["address"] += shifts[objects.of] * np.uint64(PAGE_BYTES)
             self._pulse.enter_many(objects)
             try:
-                batches.work_off(rows, apart=pages * PAGE_BYTES, slots=slots)
+                batches.share_out(objects.table, apart=pages * PAGE_BYTES, slots=slots)
             finally:
                 self._pulse.leave_many(objects)
         finally:
@@ -188,8 +194,8 @@ def delete_many(
         kind=OpKind.DELETE,
         cause=done[0].cause,
         engine=store.removal,
-        nbytes=np.array([op.copy.nbytes for op in done]),
-        started_ns=np.array(began_ns),
-        finished_ns=np.array(ended_ns),
+        refs=[op.copy for op in done],
+        started_ns=began_ns,
+        finished_ns=ended_ns,
     )
     return whole, failed

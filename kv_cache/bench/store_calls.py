@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from threading import get_ident
 from typing import Protocol
 
-import numpy as np
-
 from kv_cache.core.effect import Leg
 from kv_cache.core.kinds import Cause, OpKind
 from kv_cache.core.ops_done import OpsDone
@@ -68,16 +66,12 @@ class StoreCalls:
 
     def ended_many(self, done: OpsDone) -> None:
         """As `ended` of all calls of storage of many operations, and `moved`."""
-        order = np.argsort(done.finished_ns)
-        ended = done.finished_ns[order]
-        if ended[0] - self._ended_ns < LEAST_NS and np.diff(ended).max(initial=0) < LEAST_NS:
-            self._ended_ns = max(self._ended_ns, int(ended[-1]))
+        if max(done.finished_ns) - self._ended_ns < LEAST_NS:
+            self._ended_ns = max(self._ended_ns, *done.finished_ns)
         else:
-            for began_ns, now_ns in zip(
-                done.started_ns[order].tolist(), ended.tolist(), strict=True
-            ):
+            for now_ns, began_ns in sorted(zip(done.finished_ns, done.started_ns, strict=True)):
                 self.ended(began_ns, now_ns)
-        self.moved(done.kind, int(done.nbytes.sum()))
+        self.moved(done.kind, sum(ref.nbytes for ref in done.refs))
 
     def ended(self, began_ns: int, now_ns: int) -> None:
         """A call of storage ended, which had begun at `began_ns`. Of two threads here at once both

@@ -178,7 +178,7 @@ class Mover:
     def units(self, ops: Sequence[Op]) -> list[list[int]]:
         """Divide operations, by their numbers, into what one thread performs at a time: those that
         one call moves at the same time, up to `AT_ONCE_BYTES`, and each other one alone."""
-        if len(ops) >= _MANY and self._are_placed(ops[0]) and all(map(self._are_placed, ops)):
+        if self._are_placed(ops) and _alike(ops):
             return [list(range(len(ops)))]
         units: list[list[int]] = []
         together: dict[_Kind, tuple[list[int], int]] = {}  # and how much room is left
@@ -203,18 +203,22 @@ class Mover:
     def perform_many(self, ops: Sequence[Op]) -> list[OpDone | OpsDone]:
         """Perform operations one after the other: as many in a call as follow each other and do the
         same. What is returned of them is in no order."""
+        if len(ops) >= _MANY and _alike(ops):
+            return self._perform_alike(ops)
         done: list[OpDone | OpsDone] = []
-        for kind, group in groupby(ops, self._batch_kind):
-            same: Any = list(group)
-            if len(same) >= _MANY and self._are_placed(same[0]):
-                done += self._move_placed(same)
-            elif len(same) >= _MANY and self._are_freed(same):
-                done += self._delete_many(same)
-            elif kind is None:
-                done += map(self.perform, same)
-            else:
-                done += self._in_batches_of(same)
+        for _, group in groupby(ops, self._batch_kind):
+            done += self._perform_alike(list(group))
         return done
+
+    def _perform_alike(self, same: Any) -> list[OpDone | OpsDone]:
+        """Perform operations that are alike, or of those that are not moved in batches."""
+        if self._are_placed(same):
+            return list(self._move_placed(same))
+        if self._are_freed(same):
+            return list(self._delete_many(same))
+        if self._batch_kind(same[0]) is None:
+            return list(map(self.perform, same))
+        return list(self._in_batches_of(same))
 
     def _in_batches_of(self, same: Any) -> Iterator[OpDone]:
         together = (
@@ -223,17 +227,16 @@ class Mover:
         for first in range(0, len(same), BATCH):
             yield from together(same[first : first + BATCH])
 
-    def _are_placed(self, op: Op) -> bool:
-        """Return whether all such operations go in one call, if they are many."""
-        return op.source.tier in self._found_at_once and isinstance(op, Read | Write)
+    def _are_placed(self, same: Sequence[Op]) -> bool:
+        """Return whether such operations go in one call."""
+        first = same[0]
+        placed = isinstance(first, Read | Write) and first.copy.tier in self._found_at_once
+        return placed and len(same) >= _MANY
 
-    def _are_freed(self, ops: Sequence[Op]) -> bool:
-        """Return whether these are deletes of one tier that ask no device."""
-        tier, cause = ops[0].source.tier, ops[0].cause
-        same = all(
-            isinstance(op, Delete) and op.copy.tier is tier and op.cause is cause for op in ops
-        )
-        return same and self._stores[tier].removal == FREE
+    def _are_freed(self, same: Sequence[Op]) -> bool:
+        """Return whether such operations are deletes that ask no device."""
+        free = isinstance(same[0], Delete) and self._stores[same[0].copy.tier].removal == FREE
+        return free and len(same) >= _MANY and _alike(same)
 
     def _batch_kind(self, op: Op) -> _Kind | None:
         source, target = op.source.tier, op.target.tier
@@ -363,13 +366,12 @@ class Mover:
         assert self._many is not None
         objects = PlacedObjects(rows, self._clock)
         self._many.move(objects, self._stored if writes else self._loads, how=self._how[tier])
-        well = objects.went_well()
-        if well.any():
-            done = objects.outcome(well)
+        done, others = objects.outcome()
+        if done is not None:
             if tier is Tier.NVME:
                 self._pulse.ended_many(done)
             yield done
-        yield from map(self._end_alone, objects.others(well))
+        yield from map(self._end_alone, others)
 
     def _end_alone(self, one: AloneAfterAll) -> OpDone:
         """End an operation of many that failed, or took more than one call."""
@@ -672,6 +674,15 @@ def _beginning(ref: CopyRef, share: float) -> CopyRef:
     if share == 1.0:
         return ref
     return ref._replace(nbytes=max(1, round(ref.nbytes * share / PAGE_BYTES)) * PAGE_BYTES)
+
+
+def _alike(ops: Sequence[Op]) -> bool:
+    """Return whether operations do the same to one tier, for one cause."""
+    first = ops[0]
+    if isinstance(first, Move) or len(set(map(type, ops))) > 1:
+        return False
+    tier, cause, copies = first.copy.tier, first.cause, cast("Sequence[Read]", ops)
+    return all(op.copy.tier is tier and op.cause is cause for op in copies)
 
 
 def _kind_of(op: Read | Write) -> OpKind:

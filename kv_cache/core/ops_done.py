@@ -1,30 +1,38 @@
-"""What became of many operations at once, in arrays where each would be an object."""
+"""What became of many operations at once, in columns where each would be an object."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
-from kv_cache.core.effect import Delete, IoChunk, Leg, MetadataStep, Op, OpDone, Read, Write
+from kv_cache.core.effect import (
+    CopyRef,
+    Delete,
+    IoChunk,
+    Leg,
+    MetadataStep,
+    Op,
+    OpDone,
+    Read,
+    Write,
+)
 from kv_cache.core.kinds import Cause, OpKind, Tier
-
-Ints = npt.NDArray[np.int64]
 
 
 class OpsDone(Struct, frozen=True, eq=False, kw_only=True):
     """Operations of one kind on one tier that went well, each by one call of its store, which took
-    from `started_ns` to `finished_ns` with the `steps_ns` of its one `step`, if there was any."""
+    from `started_ns` to `finished_ns` with the `steps_ns` of its one `step`, if there was any.
+
+    `refs` are what was moved: copies, or in a rehearsal their beginnings."""
 
     ops: Sequence[Read | Write | Delete]
     tier: Tier
     kind: OpKind
     cause: Cause
     engine: str
-    nbytes: Ints
-    started_ns: Ints
-    finished_ns: Ints
+    refs: Sequence[CopyRef]
+    started_ns: Sequence[int]
+    finished_ns: Sequence[int]
     step: str | None = None
     steps_ns: Sequence[int] = ()
 
@@ -32,14 +40,14 @@ class OpsDone(Struct, frozen=True, eq=False, kw_only=True):
 
     def each(self) -> Iterator[OpDone]:
         """Yield the operations one by one, in their order."""
-        columns = (self.nbytes, self.started_ns, self.finished_ns)
-        rows = zip(self.ops, *(column.tolist() for column in columns), strict=True)
-        for number, (op, nbytes, started, finished) in enumerate(rows):
-            chunks = () if self.kind is OpKind.DELETE else (IoChunk(finished, nbytes),)
+        rows = zip(self.ops, self.refs, self.started_ns, self.finished_ns, strict=True)
+        for number, (op, ref, started, finished) in enumerate(rows):
+            chunks = () if self.kind is OpKind.DELETE else (IoChunk(finished, ref.nbytes),)
             steps = () if self.step is None else (MetadataStep(self.step, self.steps_ns[number]),)
+            took = finished - started
             leg = Leg(
-                self.tier, self.kind, self.engine, nbytes, started, finished, finished - started,
-                chunks, steps=steps,
+                self.tier, self.kind, self.engine, ref.nbytes, started, finished, took, chunks,
+                steps=steps,
             )  # fmt: skip
             yield OpDone(op, started, finished, (leg,))
 

@@ -289,16 +289,14 @@ class Recorder:
     def ops(self, done: OpsDone, *, verified: bool = False) -> None:
         """As `op` of each."""
         tier, kind, cause, engine = done.tier, done.kind, done.cause, done.engine
-        ends = done.finished_ns.tolist()
-        copies = (op.copy for op in done.ops)
-        legs = list(zip(ends, done.started_ns.tolist(), copies, strict=True))
+        legs = list(zip(done.finished_ns, done.started_ns, done.refs, strict=True))
         self.legs(tier, kind, cause, engine, legs, new=kind is OpKind.WRITE)
         if done.step is not None:
-            for ended, step_ns in zip(ends, done.steps_ns, strict=True):
+            for ended, step_ns in zip(done.finished_ns, done.steps_ns, strict=True):
                 flow = StepFlow(self.edges.phase_of(ended), tier, kind, done.step)
                 self.steps[flow].add(step_ns)
         if verified and kind is OpKind.READ:
-            nbytes = int(done.nbytes.sum())
+            nbytes = sum(ref.nbytes for ref in done.refs)
             self.verified_objects += len(legs)
             self.verified_bytes += nbytes
             if tier is Tier.NVME:

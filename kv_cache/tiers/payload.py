@@ -99,16 +99,17 @@ class Payload:
 
     def place(self, ref: CopyRef, pages: int) -> int:
         """Return the page of a buffer at which so many pages, `ref` first, should lie."""
-        return self._place(self._hashed(ref), pages)
+        return self.shift(self._hashed(ref), pages, len(self._noise))
 
     def room(self, pages: int, most: int) -> int:
         """Return in how many pages an object of so many has places to lie at, of `most`."""
         return min(most, pages + _FARTHEST) if pages < _FARTHEST else pages
 
-    def shifts(self, firsts: Words, pages: npt.NDArray[np.int64], room: int) -> Words:
-        """Return the page of its room at which each of many objects should lie."""
-        spare = np.where(pages < _FARTHEST, np.minimum(room - pages, _FARTHEST), 0)
-        return firsts[:, 1] % (spare.astype(np.uint64) + np.uint64(1))
+    def shift(self, first: Sequence[int], pages: int, room: int) -> int:
+        """Return the page of so much room at which an object of `pages` should lie, whose first
+        stamp is given."""
+        spare = min(room - pages, _FARTHEST) if pages < _FARTHEST else 0
+        return first[1] % (spare + 1)
 
     def fill(self, buffer: Buffer, pages: int, tint: int) -> None:
         """Make sure that the first pages hold noise, in the tint that the buffer has for good: this
@@ -126,7 +127,7 @@ class Payload:
         says where. Nearly free once the buffer has been used.
         """
         pages, hashed = round_up(nbytes, PAGE_BYTES) // PAGE_BYTES, self._hashed(ref)
-        shift, apart = self._place(hashed, pages), stamped_bytes(ref.nbytes)
+        shift, apart = self.shift(hashed, pages, len(self._noise)), stamped_bytes(ref.nbytes)
         self.fill(buffer, shift + pages, self._tint(hashed, offset))
         begin = shift * PAGE_BYTES
         words = _units(buffer.words, apart)[begin // apart : (begin + nbytes) // apart]
@@ -188,10 +189,6 @@ class Payload:
 
     def _tint(self, hashed: tuple[int, ...], offset: int) -> int:
         return (hashed[0] + offset // self._buffer_bytes) % TINTS
-
-    def _place(self, hashed: tuple[int, ...], pages: int) -> int:
-        room = min(len(self._noise) - pages, _FARTHEST) if pages < _FARTHEST else 0
-        return hashed[1] % (room + 1)
 
 
 def _units(words: Words, nbytes: int) -> Words:

@@ -40,6 +40,7 @@ from kv_cache.tiers.payload import Payload
 
 BUFFER = 256 * KIB
 DEPTH = 8
+NO_FD = 1 << 20  # beyond what may be open
 PAYLOAD = Payload(Seed(7).child("payload"), BUFFER)
 STAMPED, FULL = Does.STAMPED, Does.STAMPED | Does.NOISE
 
@@ -221,7 +222,7 @@ def test_a_file_that_ends_early_and_a_bad_descriptor_are_errors_of_their_objects
     rig.store([2, 2])
     os.ftruncate(rig.fd, 3 * PAGE_BYTES)
     pieces = rig.pieces([2, 2, 2], Does.READ)
-    pieces.append(pieces[0]._replace(object=9, fd=rig.fd + 100))
+    pieces.append(pieces[0]._replace(object=9, fd=NO_FD))
     results = rig.run(pieces)
     assert [m.error for m in results] == [0, SHORT, SHORT, errno.EBADF]
     assert [m.nbytes for m in results] == [2 * PAGE_BYTES, PAGE_BYTES, 0, 0]
@@ -234,7 +235,7 @@ def test_the_rest_of_an_object_that_failed_is_left_out_and_the_next_one_is_not(
     rig = Rig(tmp_path / "f", way)
     rig.store([1, 1, 1, 1])
     first, *others = rig.pieces([1, 1, 1, 1], Does.READ)
-    pieces = [first._replace(fd=rig.fd + 100), others[0]._replace(object=0), *others[1:]]
+    pieces = [first._replace(fd=NO_FD), others[0]._replace(object=0), *others[1:]]
     results = rig.run(pieces)
     assert [m.error for m in results] == [errno.EBADF, LEFT_OUT, 0, 0]
     assert results[1].began_ns == 0

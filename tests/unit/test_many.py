@@ -27,7 +27,7 @@ from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.tiers import native
 from kv_cache.tiers.base import Place, Span
 from kv_cache.tiers.buffers import BufferPool
-from kv_cache.tiers.native import AbortFlag
+from kv_cache.tiers.native import ROW, AbortFlag
 from kv_cache.tiers.nvme import open_storage
 from kv_cache.tiers.nvme.striped import Striped
 from kv_cache.tiers.payload import MISMATCH, Payload
@@ -83,7 +83,21 @@ def _rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     places = [tmp_path / "a", tmp_path / "b"][: 1 if request.param == "one drive" else 2]
     for place in places:
         place.mkdir()
-    rig = Rig(*places)
+    yield from opened(*places)
+
+
+@pytest.fixture(name="sampling")
+def _sampling(tmp_path: Path) -> Iterator[Rig]:
+    yield from opened(tmp_path, sampled=3)
+
+
+@pytest.fixture(name="single")
+def _single(tmp_path: Path) -> Iterator[Rig]:
+    yield from opened(tmp_path)
+
+
+def opened(*places: Path, sampled: int = 0) -> Iterator[Rig]:
+    rig = Rig(*places, sampled=sampled)
     yield rig
     assert [pool.available for pool in rig.pools] == [2, 2]
     assert not rig.pulse.in_flight(10**18)
@@ -114,6 +128,17 @@ def test_what_goes_well_in_one_call_is_one_part(rig: Rig) -> None:
     assert rig.pulse.bytes_moved() == (0, 9 * 4 * PAGE_BYTES)
 
 
+def test_what_a_rehearsal_moves_less_is_counted_as_less(rig: Rig) -> None:
+    refs, recorder = copies(0, *([8] * 6)), Recorder(Edges(0))
+    rig.write(*refs)
+    rig.mover.share = 0.25
+    (part,) = rig.mover.perform_many([Read(ref, Cause.REUSE) for ref in refs])
+    assert isinstance(part, OpsDone)
+    recorder.ops(part, verified=True)
+    (stats,) = recorder.flows.values()
+    assert stats.bytes == stats.sizes.total == recorder.verified_bytes == 6 * 2 * PAGE_BYTES
+
+
 def test_what_many_have_written_is_read_by_python_and_the_other_way_round(rig: Rig) -> None:
     refs = copies(0, 1, 5, 16, 64, 7, 2)
     rig.write(*refs)
@@ -138,47 +163,43 @@ def test_one_that_fails_fails_alone(rig: Rig) -> None:
     ]
 
 
-def test_what_finds_no_room_fails_and_what_does_is_there(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+def test_what_finds_no_room_fails_and_what_does_is_there(single: Rig) -> None:
     refs = copies(0, *([48] * 24))  # 1152 pages of 1024
-    errors = [each.error for each in rig.write(*refs)]
+    errors = [each.error for each in single.write(*refs)]
     assert errors == [None] * 21 + ["no-space"] * 3
-    assert [each.error for each in rig.read(*refs[:21])] == [None] * 21
+    assert [each.error for each in single.read(*refs[:21])] == [None] * 21
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    for file in rig.files:
+def test_a_write_that_fails_leaves_nothing_behind(single: Rig) -> None:
+    for file in single.files:
         os.truncate(file, 0)
     refs = copies(0, *([8] * 6))
-    assert all(each.ok for each in rig.write(*refs))
-    for file in rig.files:
+    assert all(each.ok for each in single.write(*refs))
+    for file in single.files:
         os.truncate(file, 0)
-    assert {each.error for each in rig.read(*refs)} == {"truncated"}
-    rig.abort.set()
+    assert {each.error for each in single.read(*refs)} == {"truncated"}
+    single.abort.set()
     more = copies(50, *([8] * 6))
-    assert {each.error for each in rig.write(*more)} == {"aborted"}
-    rig.abort.clear()
-    assert {each.error for each in rig.read(*more)} == {"vanished"}
+    assert {each.error for each in single.write(*more)} == {"aborted"}
+    single.abort.clear()
+    assert {each.error for each in single.read(*more)} == {"vanished"}
 
 
-def test_objects_in_pieces_are_told_with_all_of_their_calls(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+def test_objects_in_pieces_are_told_with_all_of_their_calls(single: Rig) -> None:
     small = copies(0, *([8] * 128))
-    rig.write(*small)
-    rig.delete(*small[::2])
+    single.write(*small)
+    single.delete(*small[::2])
     refs = copies(1000, *([32] * 8))
-    for done in (rig.write(*refs), rig.read(*refs)):
+    for done in (single.write(*refs), single.read(*refs)):
         assert all(each.ok for each in done)
         assert max(len(each.legs[0].chunks) for each in done) > 1
         assert all(sum(c.nbytes for c in each.legs[0].chunks) == 32 * PAGE_BYTES for each in done)
 
 
-def test_pages_are_looked_at_of_every_nth_read(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, sampled=3)
+def test_pages_are_looked_at_of_every_nth_read(sampling: Rig) -> None:
     refs = copies(0, *([8] * 12))
-    rig.write(*refs)
-    parts = rig.mover.perform_many([Read(ref, Cause.REUSE) for ref in refs])
+    sampling.write(*refs)
+    parts = sampling.mover.perform_many([Read(ref, Cause.REUSE) for ref in refs])
     assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [8]
     assert all(part.ok for part in parts)
 
@@ -190,8 +211,10 @@ def test_calls_that_go_on_are_seen_from_outside() -> None:
     objects = PlacedObjects([(op, op.copy, place) for op in ops], clock)
     pulse, now_ns = StoreCalls(), time.monotonic_ns()
     pulse.enter_many(objects)
-    objects.rows["began_ns"] = [now_ns - 5_000, now_ns - 3_000, 0]
-    objects.rows["ended_ns"] = [now_ns - 1_000, 0, 0]
+    objects.lay_out(PAYLOAD, 0, 0, 0)
+    instants = [(now_ns - 5_000, now_ns - 1_000), (now_ns - 3_000, 0), (0, 0)]
+    rows = np.frombuffer(memoryview(objects.table.memory), ROW)
+    rows["began_ns"], rows["ended_ns"] = zip(*instants, strict=True)
     seen_ns = clock.of_monotonic(now_ns)
     ((cause, leg),) = pulse.in_flight(seen_ns)
     assert (cause, leg.kind, leg.device_ns) == (Cause.REUSE, OpKind.READ, 3_000)
@@ -233,9 +256,9 @@ def test_a_recorder_counts_arrays_as_it_counts_each(
     }[kind]  # fmt: skip
     part = OpsDone(
         ops=[make(ref, Cause.REUSE) for ref in refs], tier=Tier.NVME, kind=kind, cause=Cause.REUSE,
-        engine="direct", nbytes=np.array([ref.nbytes for ref in refs]),
-        started_ns=np.array([ms * began for began, _ in instants]),
-        finished_ns=np.array([ms * (began + took) for began, took in instants]),
+        engine="direct", refs=refs,
+        started_ns=[ms * began for began, _ in instants],
+        finished_ns=[ms * (began + took) for began, took in instants],
         step="allocate" if kind is OpKind.WRITE else None,
         steps_ns=[7] * len(instants) if kind is OpKind.WRITE else [],
     )  # fmt: skip

@@ -13,6 +13,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from enum import IntFlag
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,9 +80,8 @@ SHORT, WRONG, ABORTED, LEFT_OUT = -1, -2, -3, -4
 
 _ASKED, _MOVED = "5q4Q", "5q"
 _ROW = struct.Struct(f"={_ASKED}{_MOVED}")
-_RESULT = struct.Struct(f"={_MOVED}")
+_ASKED_FIELDS, _FIELDS = len(Piece._fields), len(Piece._fields + Moved._fields)
 _BEGAN = struct.Struct("=q")
-_EMPTY = (0,) * 5
 
 ROW = np.dtype(
     [
@@ -92,26 +92,22 @@ ROW = np.dtype(
 )  # fmt: skip
 """The same row for tables that numpy makes: a `Piece`, then a `Moved`."""
 
-_ASKED_FIELDS = len(Piece._fields)
+_RESULT_AT = _ROW.size - struct.calcsize(f"={_MOVED}")
 
 
-def row_of(row: np.void) -> tuple[Piece, Moved]:
-    """Return a row of such a table."""
-    values = _ROW.unpack(row.tobytes())
-    return Piece._make(values[:_ASKED_FIELDS]), Moved._make(values[_ASKED_FIELDS:])
-
-
-_RESULT_AT = _ROW.size - _RESULT.size
+@functools.cache
+def _table_of(count: int) -> struct.Struct:
+    return struct.Struct("=" + f"{_ASKED}{8 * len(Moved._fields)}x" * count)
 
 
 class PieceTable:
     """The rows of one call; what is done can be read while it is done."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[tuple[int, ...]]) -> None:
+        """Each is the values of a `Piece`."""
         self.count = len(pieces)
         self._rows = bytearray(_ROW.size * len(pieces))
-        for number, piece in enumerate(pieces):
-            _ROW.pack_into(self._rows, number * _ROW.size, *piece, *_EMPTY)
+        _table_of(self.count).pack_into(self._rows, 0, *chain.from_iterable(pieces))
 
     @property
     def memory(self) -> "ctypes.Array[ctypes.c_char]":
@@ -122,12 +118,17 @@ class PieceTable:
         began_ns: int = _BEGAN.unpack_from(self._rows, number * _ROW.size + _RESULT_AT)[0]
         return began_ns
 
+    def columns(self) -> list[list[int]]:
+        """Return what became of all pieces, by the fields of `Moved`."""
+        values = memoryview(self._rows).cast("q")
+        return [values[at::_FIELDS].tolist() for at in range(_ASKED_FIELDS, _FIELDS)]
+
+    def row(self, number: int) -> tuple[Piece, Moved]:
+        values = _ROW.unpack_from(self._rows, number * _ROW.size)
+        return Piece._make(values[:_ASKED_FIELDS]), Moved._make(values[_ASKED_FIELDS:])
+
     def moved(self) -> list[Moved]:
-        view = memoryview(self._rows)
-        return [
-            Moved._make(_RESULT.unpack_from(view, at + _RESULT_AT))
-            for at in range(0, len(view), _ROW.size)
-        ]
+        return list(map(Moved._make, zip(*self.columns(), strict=True)))
 
 
 class AbortFlag(threading.Event):
@@ -206,21 +207,17 @@ class Transfers:
     def run_by_crew(self, table: PieceTable, abort: AbortFlag) -> list[Moved]:
         """As `run`, with the help of `depth` - 1 threads, which all callers share. Raises OSError
         where there can be no such threads."""
-        self._by_crew(table.memory, table.count, 0, table.count, abort)
+        self.share_out(table, abort, apart=0, slots=table.count)
         return table.moved()
 
-    def share_out(
-        self, rows: npt.NDArray[np.void], abort: AbortFlag, *, apart: int, slots: int
-    ) -> None:
-        """As `work_off`, with the help of `depth` - 1 threads, which all callers share. Rows have
-        the addresses of the first of `slots` places in memory, `apart` bytes from each other: each
-        thread has one of them for all its objects, so that stamps must be as far apart in all.
-        Raises OSError where there can be no such threads."""
-        self._by_crew(rows.ctypes.data, len(rows), apart, slots, abort)
-
-    def _by_crew(self, at: Any, count: int, apart: int, slots: int, abort: AbortFlag) -> None:
-        word, crew = ctypes.byref(abort.word), self._crew().handle
-        self._library.kv_transfer_by_crew(crew, at, count, apart, slots, word, self._noise)
+    def share_out(self, table: PieceTable, abort: AbortFlag, *, apart: int, slots: int) -> None:
+        """As `run_by_crew`. Rows have the addresses of the first of `slots` places in memory,
+        `apart` bytes from each other: each thread has one of them for all its objects, so that
+        stamps must be as far apart in all."""
+        self._library.kv_transfer_by_crew(
+            self._crew().handle, table.memory, table.count, apart, slots,
+            ctypes.byref(abort.word), self._noise,
+        )  # fmt: skip
 
     def run_at_once(self, table: PieceTable, abort: AbortFlag, depth: int) -> list[Moved]:
         """Transfer all pieces through this thread's io_uring, `depth` at a time. Where there can be

@@ -207,6 +207,18 @@ class FilePerObject:
         return _name(ref.copy_id, ".tmp" if self._rename else "")
 
 
+class _Kept:
+    """An object of an arena. Where it is in files is worked out once, as it is mostly asked for by
+    one engine."""
+
+    __slots__ = ("extents", "fds", "spans")
+
+    def __init__(self, extents: list[Extent]) -> None:
+        self.extents = extents
+        self.fds: list[int] | None = None
+        self.spans: Spans = ()
+
+
 class Arena:
     """A few large preallocated files, cut into extents: no metadata is touched while it runs.
 
@@ -246,7 +258,7 @@ class Arena:
         self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self._extents = Extents(sizes)
         self._lock = threading.Lock()
-        self._objects: dict[int, list[Extent]] = {}
+        self._objects: dict[int, _Kept] = {}
 
     def places(
         self, refs: Sequence[CopyRef], engine: Engine, *, writes: bool
@@ -258,31 +270,31 @@ class Arena:
 
     def _new(self, ref: CopyRef, fds: list[int], engine: str) -> Place | StoreError:
         began_ns = time.monotonic_ns()
-        extents = self._take(ref)
-        if isinstance(extents, StoreError):
-            return extents
+        kept = self._take(ref)
+        if isinstance(kept, StoreError):
+            return kept
         step = MetadataStep("allocate", time.monotonic_ns() - began_ns)
-        return Place(self._spans(extents, fds), (step,), engine)
+        return Place(self._spans(kept, fds), (step,), engine)
 
     def _old(self, ref: CopyRef, fds: list[int], engine: str) -> Place | StoreError:
-        extents = self._objects.get(ref.copy_id)
-        return _not_here(ref) if extents is None else Place(self._spans(extents, fds), (), engine)
+        kept = self._objects.get(ref.copy_id)
+        return _not_here(ref) if kept is None else Place(self._spans(kept, fds), (), engine)
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
         began_ns = time.monotonic_ns()
         with self._lock:
-            extents = self._take(ref)
-        if isinstance(extents, StoreError):
-            raise extents
+            kept = self._take(ref)
+        if isinstance(kept, StoreError):
+            raise kept
         steps.append(MetadataStep("allocate", time.monotonic_ns() - began_ns))
-        return self._spans(extents, self._fds[flags])
+        return self._spans(kept, self._fds[flags])
 
-    def _take(self, ref: CopyRef) -> list[Extent] | StoreError:
+    def _take(self, ref: CopyRef) -> _Kept | StoreError:
         """Under the lock: room for a new copy."""
         if ref.nbytes > self._extents.free_bytes:
             return StoreError("no-space", "the arena is full")
-        extents = self._objects[ref.copy_id] = self._extents.take(ref.nbytes)
-        return extents
+        kept = self._objects[ref.copy_id] = _Kept(self._extents.take(ref.nbytes))
+        return kept
 
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
         pass
@@ -292,10 +304,10 @@ class Arena:
 
     def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans:
         with self._lock:
-            extents = self._objects.get(ref.copy_id)
-        if extents is None:
+            kept = self._objects.get(ref.copy_id)
+        if kept is None:
             raise _not_here(ref)
-        spans = self._spans(extents, self._fds[flags])
+        spans = self._spans(kept, self._fds[flags])
         for span in spans:
             if not flags & _DIRECT:  # which finds it itself, and a call would cost a tenth of it
                 require_size(span)
@@ -306,10 +318,10 @@ class Arena:
 
     def delete(self, ref: CopyRef) -> None:
         with self._lock:
-            extents = self._objects.pop(ref.copy_id, None)
-        if extents is None:
+            kept = self._objects.pop(ref.copy_id, None)
+        if kept is None:
             raise _not_here(ref)
-        self._extents.give(extents)
+        self._extents.give(kept.extents)
 
     def describe(self) -> Mapping[str, Any]:
         return {"layout": self.name, "arena_files": self._count}
@@ -319,8 +331,11 @@ class Arena:
         self._fds = {}
         close_all(fds)
 
-    def _spans(self, extents: list[Extent], fds: list[int]) -> Spans:
-        return tuple([self._span(extent, fds) for extent in extents])
+    def _spans(self, kept: _Kept, fds: list[int]) -> Spans:
+        if kept.fds is not fds:
+            kept.spans = tuple([self._span(extent, fds) for extent in kept.extents])
+            kept.fds = fds  # last: another thread may be asking for the same
+        return kept.spans
 
     def _span(self, extent: Extent, fds: list[int]) -> Span:
         number = bisect_right(self._starts, extent.offset) - 1
