@@ -35,7 +35,7 @@ from kv_cache.files.result import Result
 from kv_cache.lab.accesses import gathered
 from kv_cache.lab.capacity import capacities_of
 from kv_cache.lab.patterns import PATTERNS, drawn
-from kv_cache.lab.residency import BITS, Residency
+from kv_cache.lab.residency import BITS, Residency, parts_of
 from kv_cache.lab.variants import ADMISSIONS, ALWAYS, USUAL, variants_of
 from kv_cache.result import kinds
 from kv_cache.result.lab import CSV_HEAD, lab_csv, source_name
@@ -91,8 +91,9 @@ class LabOptions(SourceOptions):
         f"{', '.join(PREFETCHES)}", flag="--prefetch", metavar="NAMES",
     )  # fmt: skip
     residency: str | None = opt(
-        None, f"Types in which blocks are held, with commas: {', '.join(BITS)}; if not given, "
-        "their own", flag="--residency", metavar="TYPES",
+        None, f"Types in which blocks are held, with commas: {', '.join(BITS)}, or parts of each "
+        "block, as layers or groups of heads, in several: 4fp16+28int4; if not given, their own",
+        flag="--residency", metavar="TYPES",
     )  # fmt: skip
     quant_group: int = opt(
         0, "N elements of 8 bits or fewer share 4 bytes of scales; 0 = none are stored", low=0,
@@ -263,11 +264,10 @@ def _tier_comparison(options: LabOptions, tiers: str) -> TierComparison:
             raise ConfigError(f"{flag} is of one cache; leave it out, or --tiers")
 
     def held_as(name: str) -> Residency:
-        _require_known(name, BITS, "--tiers", "type")
-        return _held_as(options, name)
+        return _held_as(options, name, "--tiers")
 
     planned = tiers_of(tiers, "--tiers", held_as)
-    held = {tier.residency.name for tier in planned if tier.residency is not None}
+    held = [tier.residency.name for tier in planned if tier.residency is not None]
     return TierComparison(
         tiers=planned,
         variants=variants_of(options.policies, ALWAYS, ("--policies", "--admission")),
@@ -287,8 +287,18 @@ def _scales(text: str) -> Sequence[float]:
     return scales
 
 
-def _held_as(options: LabOptions, name: str) -> Residency:
-    return Residency(name=name, group=options.quant_group, cost_ns=options.dequant.get(name))
+def _held_as(options: LabOptions, name: str, flag: str) -> Residency:
+    """Raises ConfigError for what is neither a type nor parts of several."""
+    try:
+        parts = parts_of(name)
+    except ValueError:
+        raise ConfigError(
+            f"{flag}: {name!r} is neither a type ({', '.join(BITS)}) nor parts of several; give "
+            "them as 4fp16+28int4"
+        ) from None
+    for _, of in parts:
+        _require_known(of, BITS, flag, "type")
+    return Residency(name=name, group=options.quant_group, costs_ns=options.dequant)
 
 
 def _residencies(
@@ -304,17 +314,25 @@ def _residencies(
             raise ConfigError(f"{flag} is of blocks held in other types; give --residency too")
         return [None]
     listed = options.residency
-    names = [] if listed is None else _names(listed, BITS, "--residency", "type")
+    names = [] if listed is None else [part.strip() for part in listed.split(",")]
+    held = [_held_as(options, name, "--residency") for name in _once(names, "--residency")]
+    types = {of for name in (*names, *elsewhere) for _, of in parts_of(name)}
     for name in costs:
-        if name not in (*names, *elsewhere):
+        if name not in types:
             raise ConfigError(f"--dequant has {name}, in which --residency holds nothing")
-    return [_held_as(options, name) for name in names] or [None]
+    return held or [None]
 
 
 def _names(text: str, known: Collection[str], flag: str, what: str) -> list[str]:
     names = [part.strip() for part in text.split(",")]
-    for place, name in enumerate(names):
+    for name in names:
         _require_known(name, known, flag, what)
+    return _once(names, flag)
+
+
+def _once(names: list[str], flag: str) -> list[str]:
+    """Return the names. Raises ConfigError if one is there twice."""
+    for place, name in enumerate(names):
         if name in names[:place]:
             raise ConfigError(f"{flag}: duplicate {name}; keep one")
     return names

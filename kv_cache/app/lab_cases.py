@@ -13,7 +13,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses
 from kv_cache.lab.capacity import Capacity
 from kv_cache.lab.patterns import Pattern
-from kv_cache.lab.residency import BITS, SCALED_BITS, Residency
+from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import Base, Study, study
 from kv_cache.lab.table import LabTable, table_of
 from kv_cache.lab.variants import PolicyVariant
@@ -102,11 +102,10 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
         """Return a residency with its ratio of stored to logical bytes, without scales."""
         if residency is None:
             return {"name": OWN, "ratio": 1.0, "group": 0, "cost_ns": None, "cost_source": None}
-        bits = BITS[residency.name]
         return {
             "name": residency.name,
-            "ratio": bits / element_bits,
-            "group": residency.group if bits <= SCALED_BITS else 0,
+            "ratio": residency.bits / element_bits,
+            "group": residency.group if residency.scaled else 0,
             "cost_ns": residency.cost_ns,
             "cost_source": None if residency.cost_ns is None else self.cost_source,
         }

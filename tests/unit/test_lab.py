@@ -234,6 +234,8 @@ def test_batches_add_up_and_no_part_is_lost_in_a_long_sequence() -> None:
         ("fp16", 0, 16, 1024), ("fp8", 0, 16, 512), ("int8", 0, 16, 512), ("int4", 0, 16, 256),
         ("int2", 0, 16, 128), ("fp16", 0, 32, 512), ("fp16", 64, 16, 1024),
         ("int4", 64, 16, 256 + 8 * 4), ("int2", 100, 16, 128 + 6 * 4),
+        ("4fp16+28int4", 0, 16, 128 + 224), ("1fp16+2int8", 0, 16, 340 + 342),
+        ("1fp16+1int4", 64, 16, 512 + 128 + 4 * 4),
     ],
 )  # fmt: skip
 def test_a_block_of_fewer_bits_weighs_its_elements_and_its_scales(
@@ -244,7 +246,11 @@ def test_a_block_of_fewer_bits_weighs_its_elements_and_its_scales(
 
 
 def test_widening_costs_what_the_caller_says_or_is_not_known() -> None:
-    assert Residency(name="int4", cost_ns=0.5).seconds(4_000_000_000) == 2.0
+    assert Residency(name="int4", costs_ns={"int4": 0.5}).seconds(4_000_000_000) == 2.0
+    parts = Residency(name="1fp16+4int4", costs_ns={"int4": 0.5})  # half of the bytes each
+    assert parts.seconds(4_000_000_000) == 1.0
+    assert (parts.bits, parts.scaled) == (6.4, True)
+    assert Residency(name="1fp16+4int4", costs_ns={"int2": 1.0}).seconds(1) is None
     assert Residency(name="int4").seconds(4_000_000_000) is None
 
 
