@@ -1,5 +1,5 @@
-"""A simulated cluster: each variant of a scenario with each seed in turn, in virtual time and in
-this process."""
+"""A simulated cluster: each variant of a scenario with each seed, in virtual time, on all
+cores."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,13 +1,16 @@
 """The runs of a simulation: each variant with each seed, and what is written as they end."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from kv_cache.app.cores import StoppedError, cores, processes_for
 from kv_cache.app.sim_plan import PlannedVariant, is_drawn, plan_of
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import Bar, Progress
@@ -30,7 +33,7 @@ from kv_cache.result.paths import value_at
 from kv_cache.result.simulation.document import run_row, variant_row
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.hardware_models import HardwareModels
-from kv_cache.sim.cluster.outcome import ClusterOutcome
+from kv_cache.sim.cluster.outcome import ClusterOutcome, OnEvent
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.series import OF_AN_INSTANCE
 from kv_cache.sim.cluster.simulate import simulate
@@ -40,16 +43,13 @@ from kv_cache.sim.cluster.topology import ClusterTopology
 from kv_cache.sim.profile_model import ProfileModel
 
 _LONGEST_NAME = 40
+_WORTH_S = 2.0  # of runs that are left: to start processes takes half a second
 
 Row = dict[str, Any]
 
 
 class NothingEndedError(Exception):
     """A signal came before any run had ended: there is nothing to write."""
-
-
-class _RunStoppedError(Exception):
-    """A signal came during a run."""
 
 
 class VariantRuns(Struct, kw_only=True):
@@ -69,6 +69,16 @@ class VariantRuns(Struct, kw_only=True):
 
     def key(self) -> Row:
         return {"variant": self.number, "name": self.name}
+
+
+class EndedRun(Struct, frozen=True, kw_only=True):
+    """What a document has of one run. `kinds`: how many events of each, where they were counted."""
+
+    facts: Row
+    events: int
+    stretches: Row
+    columns: Row
+    kinds: Counter[str] | None
 
 
 class EndedRuns(Struct, frozen=True, kw_only=True):
@@ -120,7 +130,8 @@ class ScenarioInputs:
     before anything is simulated. Raises UsageError if one cannot be read, or does not go with its
     scenario."""
 
-    def __init__(self, study: Scenarios) -> None:
+    def __init__(self, study: Scenarios, *, checked: bool = False) -> None:
+        """`checked`: in another process."""
         self._works: dict[object, TraceWork | None] = {}
         self._files: dict[str, Profile | HardwareProfile] = {}
         self._tables: dict[str, StepTable] = {}
@@ -129,7 +140,8 @@ class ScenarioInputs:
         for variant in study.variants():
             if not variant.repeat:
                 with _named(study, variant):
-                    self._check(variant.scenario)
+                    if not checked:
+                        self._check(variant.scenario)
                 drawn.append(is_drawn(variant.scenario, self.work(variant.scenario)))
         self.plan = plan_of(study, drawn=drawn)
 
@@ -263,11 +275,19 @@ class _Runs:
         self._most_instances = max(each, default=0)
 
     def run_each(self) -> None:
-        """Perform the runs until a signal comes. Raises NothingEndedError."""
+        """Perform the runs until a signal comes, the first one here: if it takes its time, the
+        others are spread over the cores. Raises NothingEndedError."""
+        first, *others = self._plan()
+        began = time.monotonic()
         try:
-            for variant_runs, variant in self._plan():
-                self._one(variant_runs, variant)
-        except _RunStoppedError:
+            self._keep(first, self._here(first))
+            together = 1 if self._names_requests else processes_for(len(others))
+            if together > 1 and (time.monotonic() - began) * len(others) > _WORTH_S:
+                self._spread(others, together)
+            else:
+                for cell in others:
+                    self._keep(cell, self._here(cell))
+        except StoppedError:
             if self._log is not None:
                 self._log.rewind()
         if not self._ended:
@@ -281,15 +301,13 @@ class _Runs:
             seeds=self._seeds, count=self._ended, events=self._events, took_s=took_s,
         )  # fmt: skip
 
-    def _plan(self) -> Iterator[tuple[VariantRuns, Variant]]:
+    def _plan(self) -> Iterator["_Cell"]:
         """Yield all variants with the first seed before any with the second, so that they can be
         compared whenever it ends."""
         for repeat in range(self._study.seeds):
-            for planned in self._inputs.plan:
+            for variant, planned in enumerate(self._inputs.plan):
                 if repeat < len(planned.runs):
-                    if planned.number not in self._variants:
-                        self._variants[planned.number] = self._new(planned)
-                    yield self._variants[planned.number], planned.runs[repeat]
+                    yield _Cell(variant, repeat)
 
     def _new(self, planned: PlannedVariant) -> VariantRuns:
         scenario = to_mapping(planned.first.scenario)
@@ -305,26 +323,67 @@ class _Runs:
         scenario = to_mapping(variant.scenario)
         return {path: value_at(scenario, path) for path in self._study.paths}
 
-    def _one(self, variant_runs: VariantRuns, variant: Variant) -> None:
-        """Perform one run and keep its rows. Raises _RunStoppedError."""
+    def _variant(self, cell: "_Cell") -> Variant:
+        return self._inputs.plan[cell.variant].runs[cell.repeat]
+
+    def _note(self, cell: "_Cell") -> None:
+        planned = self._inputs.plan[cell.variant]
+        name = planned.first.name or planned.first.scenario.name
+        self._bar.note(f"{planned.number} {name}"[:_LONGEST_NAME])
+
+    def _here(self, cell: "_Cell") -> EndedRun:
+        """Perform one run in this process. Raises StoppedError."""
         if self._caught.came:
-            raise _RunStoppedError
-        self._bar.note(f"{variant_runs.number} {variant_runs.name}"[:_LONGEST_NAME])
+            raise StoppedError
+        variant, before = self._variant(cell), self._done
+
+        def progress(ended: int) -> None:
+            self._bar.to(before + ended)
+            if self._caught.came:
+                raise StoppedError
+
+        self._note(cell)
+        ids: dict[int, str] | None = {} if self._names_requests else None
+        on_event = None if self._log is None else self._log.begin(self._ended + 1, ids)
         with _named(self._study, variant):
-            outcome = self._simulate(variant)
+            run = simulated(self._inputs, variant.scenario, progress, on_event, ids)
+        kinds = None if self._log is None else self._log.end()
+        self._done = before + self._inputs.requests(variant.scenario)
+        self._bar.to(self._done)
+        return replace(run, kinds=kinds)
+
+    def _spread(self, cells: Sequence["_Cell"], together: int) -> None:
+        """Perform runs in so many processes. Raises StoppedError."""
+        before, counted = self._done, self._log is not None
+
+        def progress(done: int) -> None:
+            self._bar.to(before + done)
+
+        with cores(together, _inputs_again, self._study) as spread:
+            arguments = ((cell, counted) for cell in cells)
+            runs = spread.in_order(_run_of, arguments, self._caught, progress)
+            for cell in cells:
+                self._note(cell)
+                with _named(self._study, self._variant(cell)):
+                    run = next(runs)
+                self._keep(cell, run)
+
+    def _keep(self, cell: "_Cell", run: EndedRun) -> None:
+        """Keep the rows of a run that has ended, and write what belongs to it."""
+        planned = self._inputs.plan[cell.variant]
+        variant_runs = self._variants.setdefault(planned.number, self._new(planned))
         self._ended += 1
-        self._events += outcome.events
-        seed = variant.scenario.seed
+        self._events += run.events
+        seed = self._variant(cell).scenario.seed
         if seed not in self._seeds:
             self._seeds.append(seed)
-        kinds = None if self._log is None else self._log.end()
-        columns = _columns_of(outcome)
+        columns = run.columns
         row = run_row(
             self._ended,
             seed,
-            facts(outcome),
-            log=kinds,
-            stretches=stretch_values(outcome),
+            run.facts,
+            log=run.kinds,
+            stretches=run.stretches,
             columns=None if variant_runs.runs else columns,
         )
         variant_runs.runs.append(row)
@@ -334,26 +393,46 @@ class _Runs:
         if self._instances is not None:
             self._instances.write(variant_runs.key(), row, columns["instances"])
 
-    def _simulate(self, variant: Variant) -> ClusterOutcome:
-        """Simulate one run. Raises _RunStoppedError and what `simulate` raises."""
-        scenario, chain, before = variant.scenario, PrefixChain(), self._done
 
-        def progress(ended: int) -> None:
-            self._bar.to(before + ended)
-            if self._caught.came:
-                raise _RunStoppedError
+class _Cell(NamedTuple):
+    """A run by its place in the plan."""
 
-        ids: dict[int, str] | None = {} if self._names_requests else None
-        log = None if self._log is None else self._log.begin(self._ended + 1, ids)
-        source = build_source(scenario, chain, self._inputs.work(scenario), ids)
-        profiled, models = self._inputs.machine(scenario)
-        outcome = simulate(
-            profiled, source, chain,
-            on_event=log, progress=progress, hardware=models,
-        )  # fmt: skip
-        self._done = before + self._inputs.requests(scenario)
-        self._bar.to(self._done)
-        return outcome
+    variant: int
+    repeat: int
+
+
+def simulated(
+    inputs: ScenarioInputs,
+    scenario: Scenario,
+    progress: Callable[[int], None],
+    on_event: OnEvent | None = None,
+    ids: dict[int, str] | None = None,
+) -> EndedRun:
+    """Simulate one run. `ids` is filled with what a trace calls its requests."""
+    chain = PrefixChain()
+    source = build_source(scenario, chain, inputs.work(scenario), ids)
+    profiled, models = inputs.machine(scenario)
+    outcome = simulate(
+        profiled, source, chain, on_event=on_event, progress=progress, hardware=models
+    )
+    return EndedRun(
+        facts=facts(outcome), events=outcome.events, stretches=stretch_values(outcome),
+        columns=_columns_of(outcome), kinds=None,
+    )  # fmt: skip
+
+
+def _inputs_again(study: Scenarios) -> ScenarioInputs:
+    return ScenarioInputs(study, checked=True)
+
+
+def _run_of(
+    inputs: ScenarioInputs, cell: _Cell, counted: bool, progress: Callable[[int], None]
+) -> EndedRun:
+    """Simulate a run of the plan, and count its events if that is wanted."""
+    scenario = inputs.plan[cell.variant].runs[cell.repeat].scenario
+    log = EventLog(None, several=False) if counted else None
+    run = simulated(inputs, scenario, progress, None if log is None else log.begin(1))
+    return replace(run, kinds=None if log is None else log.end())
 
 
 def _columns_of(outcome: ClusterOutcome) -> Row:

@@ -1,4 +1,4 @@
-"""`kv-cache.py sim SCENARIO`: a simulated cluster, each variant with each seed in turn."""
+"""`kv-cache.py sim SCENARIO`: a simulated cluster, each variant with each seed."""
 
 import sys
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ COMMAND = Command(
     network. Virtual time: nothing is measured, and no byte is moved.
 
     A scenario says what is asked, of how many instances in which nodes and racks, where KV state
-    may live, and what is compared: its variants run one after the other, each with each seed.
+    may live, and what is compared: its variants run on all cores, each with each seed.
 
     shipped scenarios: {", ".join(scenario_names())} (see --list)
     """,

@@ -9,6 +9,7 @@ content: that is in scenario.py, and the rules that hold between its options in 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -153,11 +154,14 @@ def _gives(scenario: Scenario, path: str) -> bool:
     return bool(value != default)
 
 
-class _AsItIs:
-    """The value of an option that a label leaves alone."""
+class _AsItIs(Enum):
+    """The value of an option that a label leaves alone. An enum, as it is one object in every
+    process."""
+
+    AS_IT_IS = 0
 
 
-_AS_IT_IS = _AsItIs()
+_AS_IT_IS = _AsItIs.AS_IT_IS
 
 
 def seed_of(seed: int, repeat: int) -> int:

@@ -1,0 +1,123 @@
+"""Independent runs in processes of their own: the same bytes, and nothing is left of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kv_cache.app import sim_runs
+from kv_cache.app.cores import StoppedError, cores
+from kv_cache.app.sim import SimOptions, sim
+from kv_cache.bench.interrupts import Interrupts
+from kv_cache.core.callbacks import ignore
+from kv_cache.core.errors import UsageError
+from kv_cache.files.result import Result
+from tests.traces import ROOT
+
+FILES: dict[str, Any] = {
+    "output": "o.json",
+    "csv": "o.csv",
+    "series": "s.csv",
+    "per_instance": "i.csv",
+}
+
+
+def in_processes(count: int, name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sim_runs, "processes_for", lambda _: count)
+    monkeypatch.setattr(sim_runs, "_WORTH_S", 0.0)
+    result = sim(SimOptions(scenario=name, preset="smoke", seeds=3, **FILES))
+    assert result is not None
+    return result
+
+
+@pytest.mark.parametrize("scenario", ["rack-pool", "node-policies"])
+def test_two_processes_write_the_same_bytes_as_one(
+    scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for count in (1, 2):
+        in_processes(count, scenario, tmp_path / str(count), monkeypatch)
+    for name in FILES.values():
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+    assert (tmp_path / "1" / "o.csv").stat().st_size
+
+
+def squared(base: int, number: int, progress: Callable[[int], None]) -> int:
+    progress(number)
+    return base + number**2
+
+
+def prepared(base: int) -> int:
+    return base
+
+
+def died(base: int, progress: Callable[[int], None]) -> None:
+    os._exit(9)
+
+
+def waiting(base: int, progress: Callable[[int], None]) -> None:
+    while True:
+        progress(0)
+        time.sleep(0.01)
+
+
+def test_parts_come_back_in_order_and_are_counted_together() -> None:
+    seen: list[int] = []
+    with cores(2, prepared, 100) as both:
+        numbers = [(number,) for number in range(20)]
+        answers = both.in_order(squared, numbers, Interrupts(), seen.append)
+        assert list(answers) == [100 + number**2 for number in range(20)]
+    assert seen == sorted(seen)
+    assert seen[-1] <= sum(range(20))
+
+
+def test_a_process_that_dies_is_one_sentence() -> None:
+    with cores(2, prepared, 0) as both, pytest.raises(UsageError, match="where memory runs out"):
+        list(both.in_order(died, [()], Interrupts(), ignore))
+
+
+def test_a_signal_ends_parts_that_go_on() -> None:
+    caught = Interrupts()
+    caught.number = signal.SIGINT
+    with cores(2, prepared, 0) as both, pytest.raises(StoppedError):
+        list(both.in_order(waiting, [(), ()], caught, ignore))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    """A terminal sends SIGINT to all of them; SIGKILL leaves the command no time for anything."""
+    code = (
+        "import sys; from kv_cache.app import sim_runs; sim_runs._WORTH_S = 0\n"
+        "sim_runs.processes_for = lambda _: 2\n"
+        "from kv_cache.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    output = tmp_path / "o.json"
+    process = subprocess.Popen(
+        [
+            sys.executable, "-c", code, "sim", "single-node", "--seeds", "20",
+            "--set", "workload.requests=3000", "--output", str(output),
+        ],
+        cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    children: list[psutil.Process] = []
+    while sum("spawn_main" in " ".join(each.cmdline()) for each in children) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+    if number is signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.kill()
+    code_of = process.wait(60)
+    assert code_of == (130 if number is signal.SIGINT else -number)
+    psutil.wait_procs(children, timeout=20)
+    assert not [each for each in children if each.is_running()]
+    assert output.exists() == (number is signal.SIGINT)
