@@ -115,6 +115,7 @@ def with_newer_rules(values: Plain, seed: int) -> Plain:
         router["kind"] = "least-connections"
     if rng.random() < 0.3:
         values["scheduler"]["queue"] = "central"
+    values["scheduler"]["length_error_cv"] = rng.choice((0.0, 0.0, 1.0))
     values["watch"]["min_bound"] = rng.random() < 0.5
     lower = SCOPES.keys() & values["tiers"].keys()
     if lower and rng.random() < 0.4:

@@ -461,6 +461,12 @@ class SchedulerSection:
         "class that has had the least tokens for its weight; priority: the highest class",
         choices=ORDERS,
     )  # fmt: skip
+    length_error_cv: float = opt(
+        0.0, "How far the expected length of an answer is off, where sjf or the work at an "
+        "instance goes by it: coefficient of variation of a lognormal factor on the true one",
+        low=0, high=100,
+        read_when=".order=sjf or router.kind=least-loaded|power-of-two|prefix-aware",
+    )  # fmt: skip
     pause_lower: bool = opt(
         False, "Whether one that waits takes place and memory from sequences of lower classes, as "
         "preemption says, which go on when there is room again",

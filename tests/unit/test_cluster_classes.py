@@ -1,6 +1,7 @@
 """Classes of requests: who is of which, what each is served, who is next."""
 
 from collections import Counter
+from statistics import fmean, stdev
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.facts import facts
 from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.requests import ClusterRequest
-from kv_cache.sim.cluster.sources.classes import ClassDraws
+from kv_cache.sim.cluster.sources.marks import ClassDraws, LengthErrors
 from kv_cache.sim.cluster.waiting_queue import FairQueue
 from tests.cluster import Plain, gib, scenario_of, serve
 
@@ -133,3 +134,49 @@ def test_pauses_of_low_decodes_shorten_what_the_high_wait_and_lose_nobody() -> N
 def test_a_rule_of_classes_without_classes_is_refused(rules: Plain) -> None:
     with pytest.raises(ConfigError, match="there are no classes; give some"):
         scenario_of({"instances": {"gpu": {}}, "scheduler": rules})
+
+
+# --- expected lengths ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cv", [0.3, 1.0])
+def test_errors_of_expected_lengths_have_mean_1_and_their_variation(cv: float) -> None:
+    errors = LengthErrors(cv, Seed(3).child("length-errors"))
+    factors = [errors.of(number) for number in range(20_000)]
+    assert fmean(factors) == pytest.approx(1, abs=0.03)
+    assert stdev(factors) == pytest.approx(cv, rel=0.1)
+
+
+def test_the_worse_lengths_are_known_the_less_does_shortest_first_gain() -> None:
+    """One sequence at a time under load: from lengths that are known towards first come, first
+    served; factors of 20 and more still tell the longest from the shortest."""
+    work = {
+        "source": "poisson", "requests": 6000, "rate_per_s": 8, "prompt_tokens": (1, 1),
+        "output_tokens": (100, 100), "output_law": "exponential",
+    }  # fmt: skip
+    waits = []
+    for rules in (
+        {"order": "sjf"}, {"order": "sjf", "length_error_cv": 1.0},
+        {"order": "sjf", "length_error_cv": 100.0}, {"order": "fcfs"},
+    ):  # fmt: skip
+        values = {**CLOSED, "workload": work, "scheduler": {"max_num_seqs": 1, **rules}}
+        waits.append(fmean(serve(scenario_of(values)).requests.queue_ns))
+    known, guessed, unknown, in_turn = waits
+    assert known < guessed < unknown
+    assert known < 0.6 * in_turn
+    assert unknown > 0.7 * in_turn
+
+
+def test_an_instance_is_as_loaded_as_is_expected() -> None:
+    """Routers count what is expected, and take as much away again when it is over."""
+    values = {
+        **CLOSED,
+        "topology": {"instances_per_node": 3},
+        "instances": {"gpu": CLOSED["instances"]["gpu"] | {"count": 3}},
+        "router": {"kind": "least-loaded"},
+    }
+    exact, off = (
+        list(serve(scenario_of(values | {"scheduler": {"length_error_cv": cv}})).requests.instance)
+        for cv in (0.0, 2.0)
+    )
+    assert exact != off

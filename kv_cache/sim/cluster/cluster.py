@@ -28,7 +28,7 @@ from kv_cache.sim.cluster.retries import Retries
 from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Router
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready
-from kv_cache.sim.cluster.sources.classes import class_draws
+from kv_cache.sim.cluster.sources.marks import FlightMarks
 from kv_cache.sim.cluster.storage import TIERS
 from kv_cache.sim.cluster.unlimited import UnlimitedCache
 from kv_cache.sim.cluster.waiting_queue import make_queue
@@ -62,7 +62,7 @@ class Cluster(InstanceEvents[Instance]):
         self.roster = Roster(fabric, self.counts, self)
         self._rules = self.roster.rules
         self.central = make_queue(self._rules)
-        self._classes = class_draws(scenario)
+        self._marks = FlightMarks(scenario)
         self._warmup = scenario.workload.warmup_requests
         self._prefetch_kind = scenario.tiers.prefetch
         self._prefetch_ppm = round(scenario.tiers.prefetch_at * 1_000_000)  # of a pause
@@ -119,8 +119,8 @@ class Cluster(InstanceEvents[Instance]):
             request, self.chain.path(request.leaf) if request.leaf else (), now, measured
         )
         self._requests.arrived += 1
-        if self._classes is not None:
-            flight.kind = self._classes.of(request.session)
+        if self._marks.any:
+            self._marks.mark(flight)
             self._requests.class_arrived[flight.kind] += measured
         self.counts.change_presence(now, 1)
         self.alive[request.number] = flight
@@ -196,7 +196,7 @@ class Cluster(InstanceEvents[Instance]):
         flight.work_at = instance.number
         flight.prefill_work = compute.prefill_ns(request.prompt_tokens, 0)
         if not self._rules.separated:
-            flight.answer_work = int(request.output_tokens * compute.token_ns)
+            flight.answer_work = int(flight.expected * compute.token_ns)
         self.prefill_side.loads.add(instance.number, flight.prefill_work, flight.answer_work)
         self._prefill_router.count(instance.number, 1)
 

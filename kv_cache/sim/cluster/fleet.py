@@ -218,7 +218,7 @@ class DecodeSide(Fleet):
 
     def answer_ns(self, instance: int, flight: Flight) -> int:
         """Estimate the work of the flight's answer there."""
-        return int(flight.request.output_tokens * self._roster.compute_of(instance).token_ns)
+        return int(flight.expected * self._roster.compute_of(instance).token_ns)
 
     def overlap_cost_ns(self, instance: int, flight: Flight) -> tuple[float, float, int]:
         """Return the cost of sending what is missing there; nothing is computed."""

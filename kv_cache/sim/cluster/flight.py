@@ -78,6 +78,7 @@ class Flight:
     measured: bool
     phase: int = QUEUED
     kind: int = 0  # its class, by the place of that
+    expected: int = field(init=False)  # tokens of its answer, as far as is known beforehand
     target: int = field(init=False)  # tokens whose state is there when prefill ends
     computed: int = 0  # of them: found or computed so far
     generated: int = 0  # tokens of the answer that are out
@@ -116,6 +117,7 @@ class Flight:
 
     def __post_init__(self) -> None:
         self.target = self.request.prompt_tokens
+        self.expected = self.request.output_tokens
 
     def answered_offer(self, now_ns: int) -> None:
         """There is memory for it where it decodes, or it is known that there is none; what comes

@@ -146,8 +146,13 @@ class FairQueue(WaitingQueue):
 
 
 def size_of(flight: Flight) -> int:
-    """Return the tokens that a flight still needs: the answer's length is known."""
+    """Return the tokens that a flight still needs."""
     return flight.target + flight.request.output_tokens - flight.generated
+
+
+def expected_size(flight: Flight) -> int:
+    """Return the tokens that a flight is expected to need."""
+    return flight.target + max(1, flight.expected - flight.generated)
 
 
 def make_queue(rules: Rules) -> WaitingQueue:
@@ -160,5 +165,5 @@ def make_queue(rules: Rules) -> WaitingQueue:
             lambda flight, first: (-2 * priorities[flight.kind] - first, flight.arrival_ns)
         )
     if rules.order == "sjf":
-        return RankedQueue(lambda flight, first: (-1 if first else size_of(flight), 0))
+        return RankedQueue(lambda flight, first: (-1 if first else expected_size(flight), 0))
     return WaitingQueue()
