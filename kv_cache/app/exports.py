@@ -13,7 +13,7 @@ from kv_cache.config.build import class_slos
 from kv_cache.config.root import Config
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import Phase
-from kv_cache.metrics.exposition import about, exposition, kept, measured, planned
+from kv_cache.metrics.exposition import about, exposition, kept, measured, planned, speaking_against
 from kv_cache.view.sheets import target_of
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def watch(config: Config, served: "Endpoint | None", run: RealRun) -> None:
     def tells() -> str:
         numbers = measured(run.recorder, run.totals, run.latest)
         now = about(info, run.phase)
-        return exposition([*now, *fixed, kept(run.recorder, slos), *numbers])
+        text = exposition([*now, *fixed, kept(run.recorder, slos), *numbers])
+        return text + speaking_against(run.reasons_so_far())
 
     served.render = tells
 

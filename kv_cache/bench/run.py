@@ -18,11 +18,13 @@ from kv_cache.bench.phases import Phases
 from kv_cache.bench.removal import Removed
 from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.bench.run_state import RunState
+from kv_cache.bench.so_far import reasons
 from kv_cache.bench.storage_answers import StorageAnswers
 from kv_cache.bench.stores import Opening, Wrap
 from kv_cache.bench.windows import WindowCutter
 from kv_cache.config.build import follow_precision, policy_facts, tier_facts
 from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.passport import Finding
 from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.native import AbortFlag
@@ -118,6 +120,12 @@ class RealRun(RunState):
             phases.run(measure=measure)
         phases.check()
         return self._outcome(digest, phases)
+
+    def reasons_so_far(self) -> tuple[Finding, ...]:
+        """Return what already speaks against the run, from any thread; its verdict is made at the
+        end."""
+        machine = getattr(self, "_machine", None)  # it is gone once the run is closed
+        return () if machine is None else reasons(machine.witness, self.recorder, self._config)
 
     # --- the result ------------------------------------------------------------------------
 

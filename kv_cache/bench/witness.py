@@ -75,6 +75,7 @@ class Witness:
         accounted = self._devices if self._accounted else ()
         self._still = CounterWatch(clock, self._stack.disks or accounted)
         self._settled_s = 0.0
+        self._looks = self._measures = False  # between the first byte and the last; in the window
         self._payload: Mapping[str, Any] = {}
 
     # --- while the run goes on ---------------------------------------------------------------
@@ -96,8 +97,10 @@ class Witness:
         self._around = self._others()
         self._kin = self._kin_then = foreign.snapshot_of(self._siblings)
         self._opened_ns = self._closed_ns = self._clock.now_ns()
+        self._own_begun = self._pulse.bytes_moved()
         self._own = self._own_before = (0, 0)
         self._cpu_users: CpuUsers | None = None
+        self._looks = True
 
     def _instants(self) -> "_Instants":
         return _Instants(time.time(), self._clock.now_ns(), interposed.kernel_ns())
@@ -115,8 +118,10 @@ class Witness:
         self._canary.mark()
         self._own_before = self._pulse.bytes_moved()
         self._opened, self._opened_ns = self._counters(), self._clock.now_ns()
+        self._measures = True
 
     def close_window(self) -> None:
+        self._measures = False
         self._closed, self._closed_ns = self._counters(), self._clock.now_ns()
         self._own = _less(self._pulse.bytes_moved(), self._own_before)
         self._lags = self._canary.mark()
@@ -153,9 +158,12 @@ class Witness:
             self._after = self._counters()
         self._settled_s = time.monotonic() - began
         self._ended = self._instants()
+        self._limits = self._limits_until_now()
+
+    def _limits_until_now(self) -> dict[str, object]:
         limits = throttles.between(self._throttles, throttles.read_throttles())
         ours = [limit for limit in limits["io_limits"] if self._is_of_ours(limit)]
-        self._limits = {**limits, "io_limits": ours}
+        return {**limits, "io_limits": ours}
 
     def _is_of_ours(self, limit: str) -> bool:
         """A limit's text begins with the device's name; a partition has its disk's, and a volume
@@ -171,6 +179,7 @@ class Witness:
         return moved.device_read_bytes >= read_bytes and moved.device_write_bytes >= write_bytes
 
     def stop(self) -> None:
+        self._looks = self._measures = False
         self._canary.stop()
         self._still.stop()
 
@@ -190,6 +199,49 @@ class Witness:
         if pages:
             self._payload = examine(pages)
 
+    def so_far(self) -> dict[str, object] | None:
+        """Return the sections of the evidence that are there while the run goes on, from any
+        thread, those of the window only within it; None before the first byte and after the
+        last."""
+        if not self._looks:
+            return None
+        now = self._counters()
+        sections: dict[str, object] = {
+            "page_cache": self.page_cache.section(),
+            "interposed": dict(self._interposed),
+            "throttles": self._limits_until_now(),
+            "clock": self._times(self._instants()),
+            "stack": self._stack.to_json(),
+            "ledger": {
+                **_ledger_so_far(now - self._before, self._own_begun, self._pulse.bytes_moved()),
+                "accounted": self._accounted,
+            },
+        }
+        if not self._measures:
+            return sections
+        now_ns = self._clock.now_ns()
+        ours = _less(self._pulse.bytes_moved(), self._own_before)
+        return {
+            **sections,
+            "completeness": {"window_s": ns_to_s(now_ns - self._opened_ns)},
+            "foreign": None if self._siblings else self._foreign_so_far(now - self._opened, ours),
+            "gaps": self.gaps(self._opened_ns, now_ns),
+        }
+
+    def _foreign_so_far(self, moved: Counters, mine: tuple[int, int]) -> dict[str, object]:
+        """What the disks counted less what is ours: what is in flight the kernel has counted."""
+        compared = not self._stack.not_compared and moved.foot_read_bytes is not None
+        reads = (moved.foot_read_bytes if compared else moved.device_read_bytes, mine[0],
+                 moved.process_read_bytes)  # fmt: skip
+        writes = (moved.foot_write_bytes if compared else moved.device_write_bytes, mine[1],
+                  moved.process_write_bytes)  # fmt: skip
+        names = self._stack.disks if compared else self._devices
+        return {
+            "read_bytes": _theirs(*reads),
+            "write_bytes": _theirs(*writes),
+            "counted": "+".join(names),
+        }
+
     # --- afterwards --------------------------------------------------------------------------
 
     @property
@@ -208,19 +260,13 @@ class Witness:
     def evidence(self) -> dict[str, Any]:
         """Return the sections that only the machine can fill."""
         link = _link(self._config, self._devices if self._accounted else ())
-        began, ended = self._began, self._ended
-        known = began.kernel_ns is not None and ended.kernel_ns is not None
         return {
             "page_cache": self.page_cache.section(),
             "interposed": dict(self._interposed),
             "throttles": self._limits,
             "foreign": self._foreign(),
             "clock": {
-                "wall_s": ended.wall_s - began.wall_s,
-                "monotonic_s": ns_to_s(ended.monotonic_ns - began.monotonic_ns),
-                "kernel_s": ns_to_s((ended.kernel_ns or 0) - (began.kernel_ns or 0))
-                if known
-                else None,
+                **self._times(self._ended),
                 "cores": os.sysconf("SC_NPROCESSORS_ONLN"),
                 "counted_s": ns_to_s(self._closed_ns - self._opened_ns),
             },
@@ -233,6 +279,17 @@ class Witness:
             "accounted": self._accounted,
             "stack": self._stack.to_json(),
             "cores": throttles.usable_cores(),
+        }
+
+    def _times(self, ended: "_Instants") -> dict[str, float | None]:
+        """Return how long the run was by each clock."""
+        began = self._began
+        known = began.kernel_ns is not None and ended.kernel_ns is not None
+        kernel_ns = (ended.kernel_ns or 0) - (began.kernel_ns or 0)
+        return {
+            "wall_s": ended.wall_s - began.wall_s,
+            "monotonic_s": ns_to_s(ended.monotonic_ns - began.monotonic_ns),
+            "kernel_s": ns_to_s(kernel_ns) if known else None,
         }
 
     def _foreign(self) -> dict[str, Any]:
@@ -253,6 +310,20 @@ class _Instants(NamedTuple):
 
 def _less(later: tuple[int, int], sooner: tuple[int, int]) -> tuple[int, int]:
     return later[0] - sooner[0], later[1] - sooner[1]
+
+
+def _theirs(counted: int | None, own: int, process: int | None) -> int | None:
+    return None if counted is None else max(0, counted - max(own, process or 0))
+
+
+def _ledger_so_far(
+    moved: Counters, begun: tuple[int, int], ended: tuple[int, int]
+) -> dict[str, object]:
+    read, written = _less(ended, begun)
+    return {
+        "read": {"claimed_bytes": read, "process_bytes": moved.process_read_bytes},
+        "write": {"claimed_bytes": written, "process_bytes": moved.process_write_bytes},
+    }
 
 
 def _larger(one: int | None, other: int | None) -> int | None:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.metrics.passport import Finding
 from kv_cache.metrics.recorder import Flow, OpStats, Recorder
 from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.window import Gauges, Totals, Window
@@ -97,6 +98,22 @@ def planned(seconds: Mapping[Phase, float | None], slos: Sequence[Slo]) -> list[
         Family("planned_seconds", "gauge", "Length of a phase, as configured", lengths),
         Family("slo_seconds", "gauge", "Latency that an SLO allows at its quantile", limits),
     ]
+
+
+FINDING = "# FINDING "
+"""Begins the comment with which a scrape says why; a series of its own would begin anew with each
+figure in the sentence."""
+
+
+def speaking_against(findings: Iterable[Finding]) -> str:
+    """Return the text of what already speaks against the run: a metric for alarms, sentences."""
+    rows = list(findings)
+    gauge = Family(
+        "passport_finding", "gauge", "1 for each rule of the passport that is not kept so far",
+        tuple(({"rule": f.rule, "status": f.status.value}, 1) for f in rows),
+    )  # fmt: skip
+    says = "".join(f"{FINDING}{f.status.value}: {_escaped(str(f))}\n" for f in rows)
+    return exposition([gauge]) + says
 
 
 def kept(recorder: Recorder, slos: Sequence[Slo]) -> Family:

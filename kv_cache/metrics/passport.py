@@ -82,6 +82,16 @@ def judge(evidence: Mapping[str, Any], thresholds: Thresholds) -> Verdict:
     return Verdict(verdict=worst, findings=findings, changed_thresholds=thresholds.changed())
 
 
+SO_FAR = ("V1", "V4", "V21", "V23", "V24", "V27", "V28", "V29", "V31")
+"""Rules whose evidence is there while a run goes on; the others wait for its end."""
+
+
+def reasons_so_far(facts: Evidence, thresholds: Thresholds) -> tuple[Finding, ...]:
+    """Return what these rules find in what a run shows until now that would not be valid."""
+    findings = (_find(rule, facts, thresholds) for rule in SO_FAR)
+    return tuple(f for f in findings if f.status in (Status.INVALID, Status.SUSPECT))
+
+
 def findings_below(stack: Mapping[str, Any]) -> Iterator[str]:
     """Return what V27 and V28 find in a stack (`bench/probes/stack`) alone, in the words of a
     verdict."""

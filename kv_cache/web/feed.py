@@ -15,7 +15,7 @@ import orjson
 
 from kv_cache.result.metrics import Json
 from kv_cache.web.jobs import BusyError, Jobs, JobState, WebRun
-from kv_cache.web.live import Scrape, numbers, parse
+from kv_cache.web.live import Scrape, findings, numbers, parse
 
 KEPT = 600
 MOST_WATCHERS = 64
@@ -87,7 +87,7 @@ class Feed:
         return event if text is None else {**event, "now": self._numbers(text)}
 
     def _numbers(self, text: str) -> Json:
-        look = Scrape(self._clock(), parse(text))
+        look = Scrape(self._clock(), parse(text), findings(text))
         phase = look.word("doing", "what") or ""
         if phase != self._phase:
             self._phase, self._phase_since_s = phase, look.at_s

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from kv_cache.core.units import GIB
-from kv_cache.metrics.exposition import PREFIX
+from kv_cache.metrics.exposition import FINDING, PREFIX
+from kv_cache.metrics.passport import RULES, SO_FAR
 from kv_cache.result.metrics import Json
 
 Key = tuple[str, frozenset[tuple[str, str]]]
@@ -33,11 +34,18 @@ def parse(text: str) -> Samples:
     return samples
 
 
+def findings(text: str) -> tuple[str, ...]:
+    """Return the sentences of a scrape on what already speaks against the run."""
+    lines = (line for line in text.splitlines() if line.startswith(FINDING))
+    return tuple(line.removeprefix(FINDING) for line in lines)
+
+
 class Scrape(Struct, frozen=True):
-    """The counters of a run at an instant of the monotonic clock."""
+    """The counters of a run at an instant of the monotonic clock, and what its passport finds."""
 
     at_s: float
     samples: Samples
+    findings: tuple[str, ...] = ()
 
     def rows(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
         """Yield the samples of one metric with their labels."""
@@ -85,6 +93,7 @@ def numbers(now: Scrape, before: Scrape | None, phase_s: float) -> Json:
         "device": now.one("machine_device_utilisation"),
         "slos": list(_slos(now)),
         "so_far": list(_so_far(now)),
+        "waiting": [f"{rule} {name}" for rule, (name, _) in RULES.items() if rule not in SO_FAR],
     }  # fmt: skip
 
 
@@ -134,6 +143,7 @@ def _slos(now: Scrape) -> Iterator[Json]:
 
 def _so_far(now: Scrape) -> Iterator[str]:
     """What will count against the run already; its verdict is made at the end."""
+    yield from now.findings
     failed = sum(value for _, value in now.rows("failed_operations_total"))
     if failed:
         yield f"{failed:.0f} operations failed"

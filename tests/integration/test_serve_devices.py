@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -185,6 +186,49 @@ def test_killed_the_server_leaves_runs_to_end_and_the_next_one_knows_them(tmp_pa
         assert second.ended(going)["state"] == "interrupted"
 
 
+# --- what speaks against a run while it goes on ------------------------------------------------
+
+
+def until_found(server: Served, name: str, *rules: str) -> list[str]:
+    """Watch a run until all these rules have found something; the sentences of then."""
+    with urllib.request.urlopen(f"{server.url}/runs/{name}/events", timeout=60) as events:
+        for line in events:
+            if line.startswith(b"data: {") and "now" in (event := json.loads(line[6:])):
+                found: list[str] = event["now"]["so_far"]
+                if all(any(f": {rule} " in text for text in found) for rule in rules):
+                    assert "V13 client" in event["now"]["waiting"]
+                    return found
+    raise AssertionError(f"it ended without {rules}: {server.ask(f'/runs/{name}')[1]['log']}")
+
+
+@needs_loops
+def test_what_the_passport_finds_is_said_while_the_run_goes_on(tmp_path: Path) -> None:
+    with ram_directory(0.4) as device, serving(tmp_path, f"--folder={device}",
+                                               variables=OTHER) as server:  # fmt: skip
+        name = server.start(**{
+            **LONG, "tiers.cache_dir": str(device / "a"), "tiers.cpu_mem_gib": "0",
+            "run.num_users": "16",
+        })  # fmt: skip
+        found = until_found(server, name, "V27")
+        assert [text.partition(" ")[0] for text in found if ": V" in text] == ["invalid:"]
+        assert "is memory and no drive" in found[0]
+        (loop,) = devices_of(device)
+        reading = ["dd", f"if=/dev/{loop}", "of=/dev/null", "bs=1M", "count=100", "iflag=direct"]
+        for _ in range(5):
+            subprocess.run(reading, check=True, stderr=subprocess.DEVNULL)
+        found = until_found(server, name, "V23", "V27")
+        assert any("suspect: V23 foreign I/O: others moved" in text for text in found)
+        _, run = server.ask(f"/runs/{name}")
+        with urllib.request.urlopen(run["metrics"], timeout=30) as scrape:
+            text = scrape.read().decode()
+        assert 'kv_cache_passport_finding{rule="V27",status="invalid"} 1' in text
+        server.ask(f"/runs/{name}/stop", {})
+        server.ended(name)
+        _, document = server.ask(f"/runs/{name}/result")
+        reasons = document["kv_cache"]["passport"]["reasons"]
+        assert {"V23", "V27"} <= {reason.partition(" ")[0] for reason in reasons}
+
+
 # --- a device that hangs ---------------------------------------------------------------------
 
 
@@ -192,7 +236,7 @@ def test_killed_the_server_leaves_runs_to_end_and_the_next_one_knows_them(tmp_pa
 def hanging(tmp_path: Path, **values: str) -> Iterator[tuple[Served, str, Faults]]:
     """A run of the page whose device no longer answers, and its server."""
     config = tmp_path / "hasty.yaml"
-    config.write_text("run: {answer_s: 3, drain_s: 1}\n")
+    config.write_text("run: {answer_s: 2, drain_s: 1}\n")
     with faulty_directory(0.4) as faults, serving(tmp_path, f"--folder={faults.path}",
                                                   variables=OTHER) as server:  # fmt: skip
         try:
@@ -239,6 +283,8 @@ def test_a_device_that_never_answers_ends_the_run_with_its_result(tmp_path: Path
 def test_a_run_on_a_device_that_hangs_is_stopped_and_cancelled(tmp_path: Path, how: str) -> None:
     with hanging(tmp_path) as (server, name, _):
         if how == "stop":
+            found = until_found(server, name, "V29")  # it is named meanwhile
+            assert any("suspect: V29 gaps: storage stood still for" in text for text in found)
             status, _ = server.ask(f"/runs/{name}/stop", {})
         else:
             status, _ = server.ask(f"/runs/{name}", method="DELETE")

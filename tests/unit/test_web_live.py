@@ -1,10 +1,21 @@
 """What watchers of a run are shown: from the text of two scrapes."""
 
+import pytest
+
 from kv_cache.core.kinds import OpKind, Phase, Qos
 from kv_cache.core.units import GIB
-from kv_cache.metrics.exposition import about, exposition, kept, measured, planned
+from kv_cache.metrics.evidence import Evidence, Thresholds
+from kv_cache.metrics.exposition import (
+    about,
+    exposition,
+    kept,
+    measured,
+    planned,
+    speaking_against,
+)
+from kv_cache.metrics.passport import RULES, SO_FAR, reasons_so_far
 from kv_cache.metrics.slo import Slo
-from kv_cache.web.live import Scrape, numbers, parse
+from kv_cache.web.live import Scrape, findings, numbers, parse
 from tests.unit.test_endpoint import recorded
 
 SLO = Slo(qos=Qos.BATCH, percent=95, limit_ns=10_000_000)
@@ -49,6 +60,31 @@ def test_an_slo_is_judged_once_enough_have_answered() -> None:
 def test_what_failed_counts_against_the_run() -> None:
     more = 'kv_cache_requests_total{class="batch",outcome="failed",phase="measure"} 2\n'
     assert "2 requests failed" in numbers(scrape(1.0, more), None, 0.0)["so_far"]
+
+
+def test_what_the_passport_finds_is_said_in_comments_and_counted_by_rule() -> None:
+    """The sentence changes with its figures, and a series with its labels would begin anew."""
+    stack = {"feet": [{"name": "zram0", "kind": "ram", "reason": "two\nlines",
+                       "path": ["ext4 /m", "zram0"]}]}  # fmt: skip
+    against = reasons_so_far(Evidence({"driver": "real-io", "stack": stack}), Thresholds())
+    assert {finding.rule for finding in against} >= {"V27"}
+    text = speaking_against(against)
+    assert 'kv_cache_passport_finding{rule="V27",status="invalid"} 1\n' in text
+    samples = pytest.importorskip("prometheus_client.parser").text_string_to_metric_families(text)
+    assert [family.name for family in samples] == ["kv_cache_passport_finding"]
+    look = Scrape(1.0, parse(text), findings(text))
+    so_far = numbers(look, None, 0.0)["so_far"]
+    assert [line for line in so_far if line.startswith("invalid: V27 memory under the storage:")]
+    assert all("\n" not in line for line in so_far)
+
+
+def test_rules_that_wait_for_the_end_are_named_and_all_others_are_looked_at() -> None:
+    waiting = numbers(scrape(1.0), None, 0.0)["waiting"]
+    assert {line.partition(" ")[0] for line in waiting} == RULES.keys() - set(SO_FAR)
+
+
+def test_a_run_without_findings_says_nothing() -> None:
+    assert speaking_against([]) == ""
 
 
 def test_labels_with_quotes_are_read() -> None:

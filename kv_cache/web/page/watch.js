@@ -23,7 +23,7 @@ export async function watch(place, id) {
   const run = await ask(`/runs/${id}`);
   const cards = {}, why = alert("why"), state = h("span", { id: "state" }, badge(run.state));
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Share of the phase that is over" });
-  const soFar = h("ul", { class: "reasons", id: "so-far" }), slos = h("div", {}), log = h("pre", { id: "log", tabindex: "0", role: "region", "aria-label": "Log" }, run.log.slice(-12).join("\n"));
+  const soFar = h("ul", { class: "reasons", id: "so-far" }), waiting = h("p", { class: "hint" }), slos = h("div", {}), log = h("pre", { id: "log", tabindex: "0", role: "region", "aria-label": "Log" }, run.log.slice(-12).join("\n"));
   const live = h("section", { id: "live", hidden: true, "aria-label": "Live" });
   const after = h("section", { id: "after" });
   const charts = {
@@ -43,7 +43,7 @@ export async function watch(place, id) {
     catch (error) { why.textContent = error.message; }
   }
   live.append(h("dl", { class: "cards" }, CARDS.map(([name, title]) => h("div", {}, h("dt", {}, title), cards[name] = h("dd", {}, "–")))), bar,
-    h("h3", {}, "So far"), soFar, slos, h("div", { class: "charts" }, Object.values(charts).map((chart) => chart.element)),
+    h("h3", {}, "So far"), soFar, waiting, slos, h("div", { class: "charts" }, Object.values(charts).map((chart) => chart.element)),
     h("p", { class: "hint" }, "For a dashboard of your own, while it runs: the address of its metrics stands in the log."));
   place.append(h("h2", {}, `${run.command} of ${date(run.started_unix_s)}`), h("p", {}, state), h("pre", { tabindex: "0", role: "region", "aria-label": "Command line" }, run.line), buttons, why, live, after,
     h("h3", {}, "Log"), log);
@@ -72,6 +72,7 @@ export async function watch(place, id) {
     charts.load.add(event.at_s, [now.users, now.queued, now.in_flight]);
     Object.values(charts).forEach((chart) => chart.draw());
     soFar.replaceChildren(...(now.so_far.length ? now.so_far : ["Nothing counts against the run yet; its verdict is made at the end."]).map((text) => h("li", {}, text)));
+    waiting.textContent = `Judged at the end: ${now.waiting.join(", ")}.`;
     slos.replaceChildren(table("SLOs so far", ["SLO", "limit, ms", "answers", "within, %", ""], now.slos.map((slo) => h("tr", {},
       h("th", { scope: "row" }, slo.name), h("td", { class: "n" }, figures(slo.limit_ms)), h("td", { class: "n" }, String(slo.answers)),
       h("td", { class: "n" }, slo.share === null ? "–" : figures(100 * slo.share)), h("td", {}, slo.kept === null ? "too few to say" : slo.kept ? "kept" : "missed")))));
