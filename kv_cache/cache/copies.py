@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from kv_cache.core.block import Block, Key
-from kv_cache.core.effect import CopyRef
+from kv_cache.core.effect import CopyRef, Token
 from kv_cache.core.kinds import Tier
 
 
@@ -51,8 +51,14 @@ class Copy(Struct, eq=False):
     refused: bool = False  # by the last tier, which is not asked again before it is used again
     ahead: bool = False  # brought up before a request asked for it,
     unread: bool = False  # and none has asked since
+    awaited: bool = False  # somebody was told what to await
     tokens: int = 0
     position: Position = NO_POSITION
+
+    def await_change(self) -> Token:
+        """Return what is fired from now on whenever the copy changes."""
+        self.awaited = True
+        return ("copy", self.ref.copy_id)
 
 
 class Copies:
@@ -77,9 +83,10 @@ class Copies:
 
     def lower(self, copy: Copy) -> Copy | None:
         """Return the nearest readable copy of the same block further down."""
-        below = self.by_key[copy.ref.key][self.index_of[copy.ref.tier] + 1 :]
-        readable = (c for c in below if c is not None and c.state is State.RESIDENT)
-        return next(readable, None)
+        for each in self.by_key[copy.ref.key][self.index_of[copy.ref.tier] + 1 :]:
+            if each is not None and each.state is State.RESIDENT:
+                return each
+        return None
 
     def new(self, block: Block, index: int, *, position: Position = NO_POSITION) -> Copy:
         """List a copy of new data, which is to be written."""
@@ -124,7 +131,9 @@ class Copies:
 
     def _list(self, index: int, copy: Copy) -> Copy:
         self.by_id[copy.ref.copy_id] = copy
-        entry = self.by_key.setdefault(copy.ref.key, [None] * len(self._tiers))
+        entry = self.by_key.get(copy.ref.key)
+        if entry is None:
+            entry = self.by_key[copy.ref.key] = [None] * len(self._tiers)
         assert entry[index] is None, "a second copy of a key in one tier"
         entry[index] = copy
         return copy

@@ -78,7 +78,7 @@ class CacheManager:
         """Return what to await if `key` is not resident but is being stored."""
         for copy in self._copies.by_key.get(key, ()):
             if copy is not None and copy.state is not State.RESIDENT:
-                return ("copy", copy.ref.copy_id)
+                return copy.await_change()
         return None
 
     def backed_up(self, key: Key) -> bool:
@@ -106,7 +106,7 @@ class CacheManager:
             if copy.unread:
                 self._count_first_ask(copy, read=False)
             if copy.state is State.WRITING:
-                return ("copy", copy.ref.copy_id)
+                return copy.await_change()
         return None
 
     def entries(self, tier: Tier) -> int:
@@ -163,7 +163,7 @@ class CacheManager:
             self._policy(copy).remove(ref.copy_id, evicted=False)
             self._leave(copy)
             self._count_loss(copy)
-        self._changed(ref)
+        self._changed(copy)
         if copy.state is State.LEAVING and copy.pins == 0 and not copy.moving:
             self._motion += 1
             return ref
@@ -321,11 +321,12 @@ class CacheManager:
         failed on the way, so that the room is not there."""
         ledger = self.ledgers[self._copies.index_of[plan.targets[0].tier]]
         if not plan.claim.complete:
-            for ref in plan.targets:
-                self._forget(self._copies.by_id[ref.copy_id])
+            targets = [self._copies.by_id[ref.copy_id] for ref in plan.targets]
+            for copy in targets:
+                self._forget(copy)
                 self._motion -= 1
             ledger.release(plan.claim)
-            self._changed(*plan.targets)
+            self._changed(*targets)
             return False
         for ref in plan.targets:
             self._copies.by_id[ref.copy_id].state = State.WRITING
@@ -345,7 +346,7 @@ class CacheManager:
         else:
             self._ledger(ref).end(ref.nbytes)
             self._forget(copy)
-        self._changed(ref)
+        self._changed(copy)
 
     # --- making room -----------------------------------------------------------------------
 
@@ -361,7 +362,7 @@ class CacheManager:
             else:
                 self._forget(target)
                 self._motion -= 1
-                self._changed(demotion.target)
+                self._changed(target)
                 self._finish_source(demotion.source)
         for demotion in level.demotions:
             self._ledger(demotion.target).release(demotion.claim)
@@ -376,7 +377,11 @@ class CacheManager:
     def pinned(self, ref: CopyRef) -> bool:
         """Return whether a reader still holds a source that has left the index; await its copy
         token."""
-        return self._copies.by_id[ref.copy_id].pins > 0
+        copy = self._copies.by_id[ref.copy_id]
+        if not copy.pins:
+            return False
+        copy.await_change()
+        return True
 
     def end_drop(self, ref: CopyRef, *, ok: bool, claim: Claim | None = None) -> None:
         """End a delete. If it failed, the bytes may still be there and stay counted."""
@@ -389,7 +394,7 @@ class CacheManager:
             ledger.end(ref.nbytes, claim)
         else:
             ledger.strand(ref.nbytes)
-        self._changed(ref)
+        self._changed(copy)
 
     # --- laws ------------------------------------------------------------------------------
 
@@ -528,11 +533,12 @@ class CacheManager:
         copy = self._copies.by_id[ref.copy_id]
         self._leave(copy)
         self._count_loss(copy)
-        self._changed(ref)
+        self._changed(copy)
 
-    def _changed(self, *refs: CopyRef) -> None:
-        for ref in refs:
-            self.signals.fire(("copy", ref.copy_id))
+    def _changed(self, *copies: Copy) -> None:
+        for copy in copies:
+            if copy.awaited:
+                self.signals.fire(copy.await_change())
         if self._wanted_space:
             self._wanted_space = False
             self.signals.fire(ROOM)

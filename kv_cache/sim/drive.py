@@ -203,17 +203,19 @@ class Simulation:
             self._refuse(queued, Outcome.UNFINISHED, "drain-ended")
 
     def _run_until(self, end_ns: int | None) -> None:
-        while not (self._stopped() or self._enough):
-            due_ns = self._events[0][0] if self._events else None
+        events, stopped, advance_to = self._events, self._stopped, self._clock.advance_to
+        while not (stopped() or self._enough):
+            due_ns = events[0][0] if events else None
             if due_ns is not None and end_ns is not None and due_ns > end_ns:
                 due_ns = None
-            if self._tick_at is not None and self._ticks_before(self._tick_at, due_ns, end_ns):
-                self._tick(self._tick_at)
+            tick_at = self._tick_at
+            if tick_at is not None and self._ticks_before(tick_at, due_ns, end_ns):
+                self._tick(tick_at)
             elif due_ns is None:
                 return
             else:
-                at_ns, _, _, action = heapq.heappop(self._events)
-                self._clock.advance_to(at_ns)
+                at_ns, _, _, action = heapq.heappop(events)
+                advance_to(at_ns)
                 action()
 
     def _ticks_before(self, tick_ns: int, due_ns: int | None, end_ns: int | None) -> bool:

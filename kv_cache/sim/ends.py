@@ -28,7 +28,11 @@ class Ends:
         """Moves that do not write yet: why, from what, when that was asked for and will end."""
 
     def add(self, side: Side, end_ns: int, leg: EndedLeg) -> None:
-        self._slots[end_ns // self._slot_ns].setdefault(side, []).append((end_ns, leg))
+        sides = self._slots[end_ns // self._slot_ns]
+        legs = sides.get(side)
+        if legs is None:
+            legs = sides[side] = []
+        legs.append((end_ns, leg))
 
     def settle(self, before_ns: int) -> None:
         """Count the legs of all operations that end before an instant."""
