@@ -62,6 +62,7 @@ class Backlog:
         self._draining = _Moment(0, 0, 0, 0)  # since the change, for as long as something stands
         self._drains = False
         self._moments: deque[_Moment] = deque(maxlen=rules.longest_windows)
+        self._sent: deque[tuple[int, int]] = deque(maxlen=rules.longest_windows)  # requests, users
         self._usual: float | None = None  # for each user, in the latest sample that was inside
 
     def begin_anew(self) -> None:
@@ -69,6 +70,7 @@ class Backlog:
         self._draining, self._drains = _Moment(0, 0, 0, 0), True
 
     def see(self, window: Window, *, cools: bool = False) -> None:
+        self._sent.append((window.submitted, window.gauges.users or 0))
         asks = [s.limit_ns for s in self._slos if window.classes[s.qos].ended]
         self._shortest_limit_ns = min([self._shortest_limit_ns, *asks])
         there = window.gauges.in_flight + window.gauges.queued
@@ -138,7 +140,8 @@ class Backlog:
         """Return how many users leave storage the time to drain what stands, within three
         cooldowns, or nearly as many as it serves. Where it serves much fewer than are there, half
         of these are enough to go on with."""
-        came, served = self._each_window(overload)
+        _, served = self._each_window(overload)
+        came = self._asks(users)
         if not came:
             return users
         least = _HASTY if served < _MUCH_SLOWER * came else _GENTLE
@@ -146,6 +149,13 @@ class Backlog:
         drains = served - stands / (3 * self._rules.cooldown_windows)
         share = max(drains / came, least * min(1.0, max(served / came, _FEWEST)))
         return max(self._rules.min_users, min(users, int(users * share)))
+
+    def _asks(self, users: int) -> float:
+        """Return how many requests so many users send in a window. Each sends as many whatever
+        their number is, so that the windows before a change tell it too: in the few since, chance
+        sends a fifth more or less."""
+        sent = sum(requests for requests, _ in self._sent)
+        return users * sent / max(1, sum(by for _, by in self._sent))
 
     def _each_window(self, overload: Overload | None) -> tuple[float, float]:
         """Return what came in a window since the change, and what ended in one, if there is an

@@ -8,6 +8,7 @@ from kv_cache.schedule.autoscale.window_pool import ended
 _REQUESTS = 5  # of one look
 _FASTER = 0.5  # of the shortest so far
 _LOOKS = 2  # in a row
+_MUCH_FASTER, _MANY = 0.25, 10  # one look of so many requests is enough
 _KNOWN = 10  # looks that tell what the shortest is
 
 
@@ -37,11 +38,14 @@ class Quickest:
         if self._requests < _REQUESTS or not self._longest_ns:
             return False
         self._looks.append(self._longest_ns)
+        many = self._requests >= _MANY
         self._requests, self._longest_ns = 0, 0.0
         if len(self._looks) < _LOOKS:
             return False
         self._seen += 1
-        faster = self._seen > _KNOWN and max(self._looks) < _FASTER * self._shortest_ns
+        plain = many and self._looks[-1] < _MUCH_FASTER * self._shortest_ns
+        shorter = plain or max(self._looks) < _FASTER * self._shortest_ns
+        faster = self._seen > _KNOWN and shorter
         self._shortest_ns = min(self._shortest_ns, max(self._looks))
         del self._looks[0]
         return faster
