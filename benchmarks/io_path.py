@@ -73,7 +73,7 @@ R = TypeVar("R")
 
 # Our buffers are in transparent huge pages, which saves requests of the device and up to 30 % of
 # the time; so shall fio's be: with this and --iomem_align=2m they are.
-_HUGE = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+HUGE = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 BUFFER = 16 * MIB  # as a run has by default, and so many of them in each pool
 BUFFERS = 16
@@ -419,7 +419,7 @@ class Fio:
             "--output-format=json", f"--write_lat_log={logs}/unit", "--per_job_logs=0",
             "--log_unix_epoch=1",
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=_HUGE)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=HUGE)
         jobs: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
         return jobs
 
