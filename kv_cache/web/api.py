@@ -226,13 +226,16 @@ async def _runs(site: Site, request: Request) -> Response:
 
 async def _run(site: Site, request: Request) -> Response:
     job = _job_of(site, request)
-    rows = await run_in_threadpool(_results_of, site, job)
+    fresh = bool(request.query_params.get("fresh"))
+    rows = await run_in_threadpool(_results_of, site, job, fresh=fresh)
     texts = {"output": site.jobs.tail(job, OUTPUT), "log": site.jobs.tail(job, LOG)}
     return _json({**_job(site, job), **texts, "results": rows, "files": site.jobs.files(job)})
 
 
-def _results_of(site: Site, job: WebRun) -> list[Json]:
-    if site.jobs.state(job) is not JobState.RUNNING:
+def _results_of(site: Site, job: WebRun, *, fresh: bool = False) -> list[Json]:
+    """What is listed of a run; of one that goes on as it was, or `fresh`, which reads the folder
+    beside what is measured."""
+    if fresh or site.jobs.state(job) is not JobState.RUNNING:
         site.index.refresh(at_once=True)
     return site.index.below(job.id)
 

@@ -15,7 +15,7 @@ import orjson
 
 from kv_cache.result.metrics import Json
 from kv_cache.web.jobs import BusyError, Jobs, JobState, WebRun
-from kv_cache.web.live import Scrape, findings, numbers, parse
+from kv_cache.web.live import Scrape, findings, numbers, parse, probes
 
 KEPT = 600
 MOST_WATCHERS = 64
@@ -77,9 +77,11 @@ class Feed:
 
     async def _seen(self) -> Json:
         state = self._jobs.state(self._job)
-        lines = self._jobs.tail(self._job)[-_LINES:]
-        event = {"state": state, "exit_code": self._job.exit_code, "log": lines,
-                 "at_s": round(time.time() - self._job.started_unix_s, 1)}  # fmt: skip
+        lines = self._jobs.tail(self._job)
+        event = {
+            "state": state, "exit_code": self._job.exit_code, "log": lines[-_LINES:],
+            "at_s": round(time.time() - self._job.started_unix_s, 1), "probes": probes(lines),
+        }  # fmt: skip
         port = self._jobs.metrics_port(self._job)
         if state is not JobState.RUNNING or port is None:
             return event

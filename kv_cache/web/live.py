@@ -5,7 +5,7 @@ and computes nothing.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ Samples = Mapping[Key, float]
 
 _LINE = re.compile(r"([a-z_0-9]+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+_PROBE = re.compile(r"probe (\d+)/(\d+): ([\d.e+-]+) (\S+): (inside|outside)$")
 _ENOUGH = 20  # answers before an SLO is said to be kept or missed so far
 
 
@@ -32,6 +33,15 @@ def parse(text: str) -> Samples:
         labels = frozenset(_LABEL.findall(match[2] or ""))
         samples[match[1].removeprefix(PREFIX), labels] = float(match[3])
     return samples
+
+
+def probes(lines: Iterable[str]) -> list[Json]:
+    """Return the loads that a search for the capacity has tried, out of its log."""
+    matches = map(_PROBE.search, lines)
+    return [
+        {"number": int(m[1]), "most": int(m[2]), "load": float(m[3]), "unit": m[4],
+         "inside": m[5] == "inside"} for m in matches if m
+    ]  # fmt: skip
 
 
 def findings(text: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -27,7 +28,7 @@ from kv_cache.web.serve_options import ServeOptions
 from tests import browser
 from tests.browser import DESKTOP, PHONE, Browser
 from tests.cli import ROOT
-from tests.serving import TINY, Served, serving, write_months
+from tests.serving import TINY, Served, end, serving, write_months
 
 pytestmark = [
     pytest.mark.skipif(browser.MISSING is not None, reason=browser.MISSING or ""),
@@ -223,6 +224,39 @@ def test_a_run_is_watched_and_stopped_with_its_result(served: Served, window: Br
     window.until("document.querySelector('#output')?.textContent.includes('interrupted')", 60)
     assert "The run's page" in window.run("return document.querySelector('#after').textContent")
     keep(window, "ended")
+
+
+def test_a_simulation_shows_the_series_of_what_has_ended_while_it_goes_on(
+    served: Served, window: Browser
+) -> None:
+    name = served.start("sim", scenario="single-node", preset="smoke", seeds="100")
+    window.visit(f"{served.url}/#/run/{name}")
+    window.until("document.querySelector('.look summary')?.textContent.includes('written now')", 90)
+    window.run("document.querySelectorAll('.look').forEach(d => d.open = true)")
+    window.until("document.querySelector('.look canvas')", 60)
+    assert "running" in window.run("return document.querySelector('#state').textContent")
+    keep(window, "simulating")
+    end(served.ask(f"/runs/{name}")[1]["pid"])
+    window.until("document.querySelector('#output')", 60)
+
+
+def test_a_sweep_shows_its_cells_as_they_end(
+    served: Served, window: Browser, tmp_path: Path
+) -> None:
+    grid_sets = ("run.num_users", "run.seed")
+    values = {path: yaml.safe_load(text) for path, text in TINY.items() if path not in grid_sets}
+    grid = served.results.parent / "grid.yaml"
+    grid.write_text(json.dumps({
+        "base": {**values, "run.virtual_time": True, "run.duration_s": 20},
+        "vary": {"run.num_users": [2, 3, 4, 5]}, "repeat": 5,
+    }))  # fmt: skip
+    name = served.start("sweep", grid=str(grid))
+    window.visit(f"{served.url}/#/run/{name}")
+    window.until("document.querySelector('#after h3')?.textContent === 'Left so far'", 60)
+    window.until("document.querySelectorAll('#after a').length > 0", 60)
+    window.until("document.querySelector('#output')", 120)
+    assert "sweep" in window.run("return document.querySelector('#after').textContent")
+    assert served.ended(name)["state"] == "done"
 
 
 @contextmanager

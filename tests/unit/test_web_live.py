@@ -15,7 +15,7 @@ from kv_cache.metrics.exposition import (
 )
 from kv_cache.metrics.passport import RULES, SO_FAR, reasons_so_far
 from kv_cache.metrics.slo import Slo
-from kv_cache.web.live import Scrape, findings, numbers, parse
+from kv_cache.web.live import Scrape, findings, numbers, parse, probes
 from tests.unit.test_endpoint import recorded
 
 SLO = Slo(qos=Qos.BATCH, percent=95, limit_ns=10_000_000)
@@ -81,6 +81,14 @@ def test_what_the_passport_finds_is_said_in_comments_and_counted_by_rule() -> No
 def test_rules_that_wait_for_the_end_are_named_and_all_others_are_looked_at() -> None:
     waiting = numbers(scrape(1.0), None, 0.0)["waiting"]
     assert {line.partition(" ")[0] for line in waiting} == RULES.keys() - set(SO_FAR)
+
+
+def test_loads_that_a_search_tried_are_read_out_of_its_log() -> None:
+    lines = ["INFO probe 1/12: 10 users: inside", "INFO probe 2/12: 0.1 requests/s: outside",
+             "probe 3/12: 20 users: 40 %", "WARNING others"]  # fmt: skip
+    first, second = probes(lines)
+    assert first == {"number": 1, "most": 12, "load": 10.0, "unit": "users", "inside": True}
+    assert (second["load"], second["unit"], second["inside"]) == (0.1, "requests/s", False)
 
 
 def test_a_run_without_findings_says_nothing() -> None:

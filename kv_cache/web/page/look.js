@@ -41,7 +41,7 @@ function lines(groups, at, column) {
   return chart;
 }
 
-export async function look(address, place) {
+export async function look(address, place, chosen) {
   const { lines: text, whole } = await begin(address);
   const heads = text[0].split(",");
   if (!heads.includes("at_ns")) {
@@ -52,6 +52,7 @@ export async function look(address, place) {
   const { at, groups } = variants(text, heads), columns = heads.filter((head) => !LABELS.includes(head));
   const box = h("div", {});
   const pick = h("select", { id: `column-${address}`, onchange: () => draw() }, columns.map((column) => h("option", { value: column }, column)));
+  if (chosen) pick.value = chosen;
   function draw() {
     const chart = lines(groups, at, pick.value);
     box.replaceChildren(chart.element);

@@ -32,6 +32,11 @@ export async function watch(place, id) {
     writes: new Chart("Storage writes", "ms", ["p50", "p95", "p99"]),
     load: new Chart("Load", "count", ["users", "queued", "in flight"]),
   };
+  const search = new Chart("Loads that were tried, by number of the probe", "users or requests/s", ["SLOs kept", "SLOs missed"]);
+  search.place = (number) => Number.isInteger(number) ? String(number) : "";
+  search.points = true;
+  const tried = h("section", { id: "tried", hidden: true, "aria-label": "Search" }, search.element);
+  let looked = 0;
   window.charts = charts; // what a test counts
   const stop = h("button", { type: "button", id: "stop", onclick: () => end(`/runs/${id}/stop`, {}, "POST") }, "Stop: keep the result");
   const cancel = h("button", { type: "button", id: "cancel", onclick: () => {
@@ -45,13 +50,19 @@ export async function watch(place, id) {
   live.append(h("dl", { class: "cards" }, CARDS.map(([name, title]) => h("div", {}, h("dt", {}, title), cards[name] = h("dd", {}, "–")))), bar,
     h("h3", {}, "So far"), soFar, waiting, slos, h("div", { class: "charts" }, Object.values(charts).map((chart) => chart.element)),
     h("p", { class: "hint" }, "For a dashboard of your own, while it runs: the address of its metrics stands in the log."));
-  place.append(h("h2", {}, `${run.command} of ${date(run.started_unix_s)}`), h("p", {}, state), h("pre", { tabindex: "0", role: "region", "aria-label": "Command line" }, run.line), buttons, why, live, after,
+  place.append(h("h2", {}, `${run.command} of ${date(run.started_unix_s)}`), h("p", {}, state), h("pre", { tabindex: "0", role: "region", "aria-label": "Command line" }, run.line), buttons, why, live, tried, after,
     h("h3", {}, "Log"), log);
 
   const tier = (now, name, what) => { const row = now.tiers[name] || now.tiers[name.toUpperCase()]; return row ? row[what] : undefined; };
   function show(event) {
     log.textContent = event.log.join("\n");
     state.replaceChildren(badge(event.state), ` ${clock(event.at_s)}`);
+    if (event.probes.length) {
+      tried.hidden = false;
+      search.set(event.probes.map((each) => each.number), [true, false].map((side) => event.probes.map((each) => each.inside === side ? each.load : null)));
+      search.draw();
+    }
+    if (run.command !== "run" && (looked += 1) % 5 === 0) soFarLeft().catch(() => undefined);
     if (!event.now) return;
     const now = event.now, set = (name, text) => { cards[name].textContent = text; };
     live.hidden = false;
@@ -77,18 +88,34 @@ export async function watch(place, id) {
       h("th", { scope: "row" }, slo.name), h("td", { class: "n" }, figures(slo.limit_ms)), h("td", { class: "n" }, String(slo.answers)),
       h("td", { class: "n" }, slo.share === null ? "–" : figures(100 * slo.share)), h("td", {}, slo.kept === null ? "too few to say" : slo.kept ? "kept" : "missed")))));
   }
+  const looks = new Map(); // by their file: what lies beside the result, as it grows
+  function left(last) {
+    last.files.filter((file) => /\.(csv|jsonl|tmp)$/.test(file) && !looks.has(file)).forEach((file) => {
+      const inside = h("div", {}), title = file.endsWith(".tmp") ? "what is written now" : file.split("/").pop();
+      const box = h("details", { class: "look", ontoggle: () => { if (box.open && !inside.childElementCount) again(); } }, h("summary", {}, `Look at ${title}`), inside);
+      const again = () => look(address(file), inside, inside.querySelector("select")?.value).catch(() => undefined);
+      looks.set(file, { box, again });
+    });
+    [...looks.keys()].filter((file) => !last.files.includes(file)).forEach((file) => looks.delete(file));
+    return [...last.results.map((row) => h("p", {}, h("a", { href: `/page?result=${encodeURIComponent(row.path)}` }, `The ${row.kind}'s page`), " ", badge(row.verdict || row.kind), row.value === null ? "" : ` ${figures(row.value / 2 ** 30)} GiB/s `, ` ${row.path}`)),
+      ...[...looks.values()].map((each) => each.box)];
+  }
+  let shown = "";
+  async function soFarLeft() {
+    const last = await ask(`/runs/${id}?fresh=1`);
+    const text = JSON.stringify([last.results.length, last.files]);
+    if (text !== shown) after.replaceChildren(h("h3", {}, "Left so far"), ...left(last));
+    shown = text;
+    looks.forEach((each) => { if (each.box.open && !each.box.contains(document.activeElement)) each.again(); });
+  }
   async function ended() {
     const last = await ask(`/runs/${id}`);
     state.replaceChildren(badge(last.state), last.exit_code === null ? "" : ` exit code ${last.exit_code}`);
     buttons.hidden = true;
     if (last.refusal) why.textContent = last.refusal;
-    after.replaceChildren(h("h3", {}, "What it left"),
-      ...last.results.map((row) => h("p", {}, h("a", { href: `/page?result=${encodeURIComponent(row.path)}` }, `The ${row.kind}'s page`), " ", badge(row.verdict || row.kind), ` ${row.path}`)),
-      h("pre", { id: "output", tabindex: "0", role: "region", "aria-label": "Output" }, last.output.join("\n")),
-      ...last.files.filter((file) => /\.(csv|jsonl)$/.test(file)).map((file) => {
-        const inside = h("div", {});
-        return h("details", { class: "look", ontoggle: (event) => { if (event.target.open && !inside.childElementCount) look(address(file), inside); } }, h("summary", {}, `Look at ${file.split("/").pop()}`), inside);
-      }),
+    const all = left(last);
+    after.replaceChildren(h("h3", {}, "What it left"), ...all.slice(0, last.results.length),
+      h("pre", { id: "output", tabindex: "0", role: "region", "aria-label": "Output" }, last.output.join("\n")), ...all.slice(last.results.length),
       h("details", {}, h("summary", {}, `${last.files.length} files`), h("ul", {}, last.files.map((file) => h("li", {}, h("a", { href: address(file) }, file))))),
       h("p", {}, h("a", { href: "#/results" }, "All results")));
     log.textContent = last.log.join("\n");
