@@ -81,6 +81,8 @@ WAYS = [
         ("run that measures the client", "V13", "test_a_run_that_measures_the_client_is_named"),
         ("others on all cores", "V13", "test_others_who_use_all_cores_are_named"),
         ("harness that is late", "V25", "test_a_harness_that_is_late_is_named"),
+        ("run stopped for a tenth of its window", "V25",
+         "test_a_run_that_was_stopped_for_a_tenth_of_its_window_is_named"),
         ("schedule that is not kept", "V15", "test_a_schedule_that_is_not_kept_is_named"),
         ("run that never touches storage", "V18",
          "test_a_run_that_never_touches_storage_is_named"),

@@ -59,7 +59,7 @@ from kv_cache.tiers.payload import Payload
 from kv_cache.view.parts import FactList
 from kv_cache.view.run import run_view
 from tests import cli
-from tests.integration.test_runs import wait_for_objects
+from tests.integration.test_runs import wait_for_objects, worker_of
 from tests.passports import named, names, rule, says, status
 from tests.wrappers import LOST, Faulty, Throttled
 
@@ -962,6 +962,21 @@ def test_a_harness_that_is_late_is_named(tmp_path: Path, quiet: Any) -> None:
     names(own, V25="suspect")
     assert own["passport"]["evidence"]["client"]["harness_lag_p99_ms"] > 50
     assert "of that can be the harness's" in says(own, "V25")
+
+
+def test_a_run_that_was_stopped_for_a_tenth_of_its_window_is_named(tmp_path: Path) -> None:
+    """SIGSTOP, as a frozen cgroup or a paused virtual machine does it."""
+    program = started(tmp_path, "--max-requests=0", "--warmup=1", "--duration=10")
+    wait_for_objects(tmp_path / "cache", program)
+    time.sleep(3)
+    worker = worker_of(program)
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(1)
+    os.kill(worker, signal.SIGCONT)
+    done = cli.finish(program, tmp_path)
+    assert done.code == 0, done.err
+    names(done.own, V25="suspect")
+    assert done.own["passport"]["evidence"]["client"]["harness_lag_p99_ms"] > 500
 
 
 PATIENT = {f"target_latency_{name}_ms": 1_000 for name in ("p95", "p99", "p999", "p9999")}

@@ -265,10 +265,11 @@ class Transfers:
 
 def wake_up(loaded: ctypes.CDLL, interval_ns: int, count: int) -> list[int]:
     """Return by how much so many instants were missed, `interval_ns` apart, by a thread that has no
-    business with the interpreter meanwhile."""
+    business with the interpreter meanwhile; more of them where the last wake-up came so late that
+    it passed others."""
     late_ns = (ctypes.c_int64 * count)()
     loaded.kv_wake_up(interval_ns, count, late_ns)
-    return list(late_ns)
+    return [*late_ns, *range(late_ns[-1] - interval_ns, 0, -interval_ns)]
 
 
 @functools.cache
