@@ -64,6 +64,10 @@ WAYS = [
         ("preload that bears the C library's name", "V4",
          "test_a_library_that_has_the_c_librarys_name_and_not_its_place_is_named"),
         ("LD_AUDIT", "V4", "test_a_library_that_audits_all_calls_is_named"),
+        ("LD_AUDIT from shared memory, its variable hidden", "V4",
+         "test_a_library_that_audits_from_shared_memory_and_hides_the_variable_is_named"),
+        ("seccomp filter that answers fsync", "V31",
+         "test_an_fsync_that_a_filter_answers_is_named"),
         ("clock at half speed", "V21, V4", "test_a_clock_at_half_speed_is_named"),
         ("clock that jumps", "V21", "test_a_clock_that_jumps_is_named"),
         ("eatmydata: fsync that does nothing", "V4", "test_eatmydata_is_named"),
@@ -109,6 +113,11 @@ WAYS = [
         f"{_VERIFY}::test_numbers_that_were_all_made_to_fit_are_told_by_the_records"),
     Way("any value of a result changed", "verify",
         f"{_VERIFY}::test_any_value_that_is_changed_is_noticed"),
+    Way("disks that this machine plays (mtdram, SCSI target, USB gadget)", "V27, V28",
+        "tests/unit/test_probes_stack.py::test_a_disk_that_this_machine_plays_is_none"),
+    Way("write cache that the kernel was told to take for none", "V31",
+        "tests/unit/test_probes_stack.py::"
+        "test_a_write_cache_that_the_kernel_was_told_to_take_for_none_is_seen"),
     Way("preconditioning that decays without end", "V14",
         "tests/unit/test_steady.py"),
 ]  # fmt: skip

@@ -84,7 +84,8 @@ class Witness:
         place = next(iter(self._directories), None)
         if place is not None and is_block_device(place):
             place = temporary_place()  # the calls are tried in a file
-        self._interposed = {} if place is None else interposed.look(place)
+        disks = () if place is None else stack_of([place]).disks
+        self._interposed = {} if place is None else interposed.look(place, disks)
         self._throttles = throttles.read_throttles()
         self._began = self._instants()
         self._canary.start()
@@ -103,7 +104,10 @@ class Witness:
         self._looks = True
 
     def _instants(self) -> "_Instants":
-        return _Instants(time.time(), self._clock.now_ns(), interposed.kernel_ns())
+        kernel_ns = interposed.kernel_ns
+        return _Instants(
+            time.time(), self._clock.now_ns(), kernel_ns(), kernel_ns(time.CLOCK_MONOTONIC_RAW)
+        )
 
     def _counters(self) -> Counters:
         return read_counters(self._devices, self._stack.disks)
@@ -284,12 +288,11 @@ class Witness:
     def _times(self, ended: "_Instants") -> dict[str, float | None]:
         """Return how long the run was by each clock."""
         began = self._began
-        known = began.kernel_ns is not None and ended.kernel_ns is not None
-        kernel_ns = (ended.kernel_ns or 0) - (began.kernel_ns or 0)
         return {
             "wall_s": ended.wall_s - began.wall_s,
             "monotonic_s": ns_to_s(ended.monotonic_ns - began.monotonic_ns),
-            "kernel_s": ns_to_s(kernel_ns) if known else None,
+            "kernel_s": _seconds(began.kernel_ns, ended.kernel_ns),
+            "raw_s": _seconds(began.raw_ns, ended.raw_ns),
         }
 
     def _foreign(self) -> dict[str, Any]:
@@ -301,11 +304,17 @@ class Witness:
 
 
 class _Instants(NamedTuple):
-    """One moment by several clocks; `kernel_ns` is the monotonic clock's, past the C library."""
+    """One moment by several clocks; `kernel_ns` is the monotonic clock's, past the C library, and
+    `raw_ns` that of the clock below it, which nobody can slew."""
 
     wall_s: float
     monotonic_ns: int
     kernel_ns: int | None
+    raw_ns: int | None
+
+
+def _seconds(began_ns: int | None, ended_ns: int | None) -> float | None:
+    return None if began_ns is None or ended_ns is None else ns_to_s(ended_ns - began_ns)
 
 
 def _less(later: tuple[int, int], sooner: tuple[int, int]) -> tuple[int, int]:

@@ -292,6 +292,7 @@ class StackFacts(Struct, frozen=True, kw_only=True):
     not_compared: list[Any]
     no_barrier: list[Any]
     uncounted: list[Any]
+    hidden_caches: list[Any] = []
 
 
 class DriveFacts(Struct, frozen=True, kw_only=True):

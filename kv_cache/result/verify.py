@@ -154,9 +154,9 @@ def _stack_is_the_environments(run: CountedRun) -> Iterator[str]:
     below = [drive.stack for drive in run.machine.drives]
     if stack is None or None in below or not below:
         return  # virtual time; an object store
-    for name in ("feet", "not_compared", "no_barrier", "uncounted"):
+    for name in ("feet", "not_compared", "no_barrier", "uncounted", "hidden_caches"):
         rows = [row for each in below if each is not None for row in getattr(each, name)]
-        if stack.get(name) != [row for n, row in enumerate(rows) if row not in rows[:n]]:
+        if stack.get(name, []) != [row for n, row in enumerate(rows) if row not in rows[:n]]:
             yield (
                 f"kv_cache.passport.evidence.stack.{name} is not what the environment says of the "
                 "directories"

@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -38,6 +39,7 @@ from kv_cache.bench import storage_room
 from kv_cache.bench.client_ceiling import ceiling
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.probes import throttles
+from kv_cache.bench.probes.interposed import unflushed
 from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.bench.run import open_run
 from kv_cache.bench.run_plan import RunPlan
@@ -59,7 +61,7 @@ from kv_cache.tiers.payload import Payload
 from kv_cache.view.parts import FactList
 from kv_cache.view.run import run_view
 from tests import cli
-from tests.integration.test_runs import wait_for_objects, worker_of
+from tests.integration.test_runs import wait_for_objects
 from tests.passports import named, names, rule, says, status
 from tests.wrappers import LOST, Faulty, Throttled
 
@@ -495,6 +497,28 @@ int fsync(int fd) { return syscall(SYS_fsync, fd); }
 """
 AUDITS = "unsigned la_version(unsigned version) { return version; }"
 
+LEAVES_NO_WORD = """
+#include <string.h>
+__attribute__((constructor)) static void leave(int n, char **words, char **names) {
+    for (; *names; names++) if (!strncmp(*names, "LD_AUDIT=", 9)) (*names)[0] = 'M';
+}
+"""
+FORBIDS_FSYNC = """
+import ctypes, os, struct, sys
+def op(code, value, yes=0, no=0):
+    return struct.pack("HBBI", code, yes, no, value)
+program = b"".join([op(32, 0), op(21, 74, 1, 0), op(21, 75, 0, 3), op(32, 16),
+                    op(53, 1 << 20, 1, 0), op(6, 0x50000), op(6, 0x7FFF0000)])
+class Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("program", ctypes.c_char_p)]
+kernel = ctypes.CDLL(None)
+assert kernel.prctl(38, 1, 0, 0, 0) == 0
+assert kernel.syscall(317, 1, 0, ctypes.byref(Filter(len(program) // 8, program))) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""fsync and fdatasync (74, 75 on x86-64) return 0 and do nothing; of a descriptor from 2^20 on, as
+a canary may try one, the kernel answers."""
+
 Preload = Callable[..., None]
 
 
@@ -644,6 +668,35 @@ def test_a_library_that_audits_all_calls_is_named(tmp_path: Path, preload: Prelo
     names(own, V4="suspect")
     assert "libfake.so" in says(own, "V4")
     assert own["passport"]["evidence"]["interposed"]["unlisted"] == [str(tmp_path / "libfake.so")]
+
+
+def test_a_library_that_audits_from_shared_memory_and_hides_the_variable_is_named(
+    tmp_path: Path, preload: Preload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preload(AUDITS + LEAVES_NO_WORD, by="LD_AUDIT")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        library = shutil.copy(tmp_path / "libfake.so", memory)
+        monkeypatch.setenv("LD_AUDIT", library)
+        own = ran(tmp_path)
+    names(own, V4="suspect")
+    interposed = own["passport"]["evidence"]["interposed"]
+    assert (interposed["preload"], interposed["unlisted"]) == (None, [library])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="its filter has numbers of x86-64")
+def test_an_fsync_that_a_filter_answers_is_named(tmp_path: Path) -> None:
+    """Seccomp, as a sandbox has it: the C library and the bare system call lie alike."""
+    if unflushed(tmp_path, stack_of([tmp_path]).disks) is None:
+        pytest.skip("no disk with a write cache and counters lies below")
+    command = [sys.executable, "-c", FORBIDS_FSYNC, *cli.command("run", *flags(
+        tmp_path, ["--fsync=object"], {}))]  # fmt: skip
+    for _ in range(5):  # whoever else flushes the disk in that moment hides it
+        subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+        own = json.loads((tmp_path / "R.json").read_text())["kv_cache"]
+        if status(own, "V31") == "suspect":
+            break
+    names(own, also=("V4",), V31="suspect")
+    assert "let no disk flush" in says(own, "V31")
 
 
 def test_a_clock_at_half_speed_is_named(tmp_path: Path, preload: Preload, quiet: Any) -> None:
@@ -969,7 +1022,7 @@ def test_a_run_that_was_stopped_for_a_tenth_of_its_window_is_named(tmp_path: Pat
     program = started(tmp_path, "--max-requests=0", "--warmup=1", "--duration=10")
     wait_for_objects(tmp_path / "cache", program)
     time.sleep(3)
-    worker = worker_of(program)
+    worker = cli.worker_of(program)
     os.kill(worker, signal.SIGSTOP)
     time.sleep(1)
     os.kill(worker, signal.SIGCONT)

@@ -367,6 +367,11 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "unseen", "xfs /m", "nvme4n1", reason="NVMe/TCP to 10.0.0.2")]}, "NVMe/TCP to 10.0.0.2"),
     "a mount without barriers": ("V31", "suspect", {
         "stack.no_barrier": ["ext4 /data"]}, "ext4 /data is mounted without barriers"),
+    "a write cache that is taken for none": ("V31", "suspect", {
+        "stack.hidden_caches": ["nvme0n1"]}, "nvme0n1 has a write cache"),
+    "an fsync that flushes nothing": ("V31", "suspect", {
+        "interposed.unflushed": True}, "let no disk flush"),
+    "the clock is slewed": ("V21", "suspect", {"clock.raw_s": 65.0}, "is being slewed"),
     "a batch on a mount without barriers": ("V31", "suspect", {
         "stack.no_barrier": ["ext4 /data"], "engines.fsync": "batch"}, "--fsync batch"),
     "nothing is real": ("V26", "invalid", {"driver": "virtual-time"}, "virtual time"),

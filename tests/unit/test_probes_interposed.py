@@ -1,5 +1,6 @@
 """Who answers our system calls; the preloads are real and run in processes of their own."""
 
+import mmap
 import os
 import platform
 from pathlib import Path
@@ -16,8 +17,10 @@ from kv_cache.bench.probes.interposed import (
     look,
     preload,
     providers,
+    unflushed,
     unlisted,
 )
+from kv_cache.bench.probes.stack import stack_of
 
 MAPS = """\
 55e0-55e1 r--p 00000000 fe:00 1                          /usr/bin/python3
@@ -74,6 +77,43 @@ def test_what_this_program_has_loaded_is_listed() -> None:
     assert unlisted(Path("/proc/self/maps").read_text()) == []
     strange = "7f0000000000-7f0000001000 r-xp 00000000 08:01 7 /tmp/audit.so\n"
     assert unlisted(strange) == ["/tmp/audit.so"]
+    hidden = "7f0000000000-7f0000001000 r-xp 00000000 08:01 7 /dev/shm/audit.so\n"
+    assert unlisted(hidden) == ["/dev/shm/audit.so"]
+
+
+@pytest.mark.parametrize(("begin", "named"), [(b"\x7fELF", True), (b"code", False)])
+def test_code_of_a_file_without_a_name_is_a_library_if_it_begins_as_one(
+    begin: bytes, named: bool
+) -> None:
+    file = os.memfd_create("libffi")
+    try:
+        os.write(file, begin.ljust(mmap.PAGESIZE, b"\0"))
+        code = mmap.mmap(file, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
+        found = unlisted(Path("/proc/self/maps").read_text())
+        code.close()
+    finally:
+        os.close(file)
+    assert found == (["/memfd:libffi (deleted)"] if named else [])
+
+
+def test_an_fsync_of_what_was_written_flushes_a_disk(tmp_path: Path) -> None:
+    disks = stack_of([tmp_path]).disks
+    if unflushed(tmp_path, disks) is None:
+        pytest.skip("no disk with a write cache and counters lies below")
+    assert unflushed(tmp_path, disks) is False
+
+
+def test_an_fsync_that_flushes_nothing_is_seen(tmp_path: Path) -> None:
+    """A disk that counts no flush meanwhile: the counters are another machine's."""
+    for name, text in {
+        "sys/class/block/sda/queue/write_cache": "write back\n",
+        "proc/diskstats": "8 0 sda 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    assert unflushed(tmp_path, ["sda"], tmp_path) is True
+    assert unflushed(tmp_path, ["sdb"], tmp_path) is None
+    assert unflushed(tmp_path, []) is None
 
 
 def test_a_call_is_foreign_unless_the_c_library_or_the_program_provides_it() -> None:

@@ -41,6 +41,58 @@ def disk(*path: str, cached_by: tuple[str, ...] = ()) -> Foot:
     return Foot(name=path[-1], kind=FootKind.DISK, path=path, cached_by=cached_by)
 
 
+@pytest.mark.parametrize(
+    ("place", "files", "kind"),
+    [
+        ("virtual/mtd/mtd0/mtdblock0", {"device/type": "ram\n"}, FootKind.RAM),
+        ("tcm_loop_0/tcm_loop_adapter_0/host1/target1:0:1/1:0:1:0/block/sdb",
+         {"device/model": "RAMDISK-MCP     \n"}, FootKind.RAM),
+        ("tcm_loop_0/tcm_loop_adapter_0/host1/target1:0:1/1:0:1:0/block/sdb",
+         {"device/model": "FILEIO\n"}, FootKind.UNSEEN),
+        ("platform/dummy_hcd.0/usb1/1-1/1-1:1.0/host2/target2:0:0/2:0:0:0/block/sdc",
+         {"device/model": "File-Stor Gadget\n"}, FootKind.UNSEEN),
+        ("pci0000:00/0000:00:1f.2/ata1/host0/target0:0:0/0:0:0:0/block/sda",
+         {"device/model": "SSD\n"}, FootKind.DISK),
+    ],
+)  # fmt: skip
+def test_a_disk_that_this_machine_plays_is_none(
+    place: str, files: Mapping[str, str], kind: FootKind, tmp_path: Path
+) -> None:
+    """As /sys of a guest showed them: mtdram, a target's RAM disk, a USB gadget."""
+    name = Path(place).name
+    assert [foot.kind for foot in made(tmp_path, place, files, name).feet] == [kind]
+
+
+def made(root: Path, place: str, files: Mapping[str, str], name: str) -> Stack:
+    """The stack of a raw device in a tree that has it at this place below /sys/devices."""
+    directory = root / "sys/devices" / place
+    for path, text in files.items():
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_text(text)
+    link = root / "sys/class/block" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(os.path.relpath(directory, link.parent))
+    return stack_of([Path("/dev", name)], root)
+
+
+@pytest.mark.parametrize(
+    ("files", "hidden"),
+    [
+        ({"queue/write_cache": "write through\n", "queue/fua": "1\n"}, True),  # NVMe
+        ({"queue/write_cache": "write through\n", "cache_type": "write back\n"}, True),  # virtio
+        ({"queue/write_cache": "write through\n",
+          "device/scsi_disk/0:0:0:0/cache_type": "write back\n"}, True),
+        ({"queue/write_cache": "write through\n", "queue/fua": "0\n"}, False),
+        ({"queue/write_cache": "write back\n", "queue/fua": "1\n"}, False),
+    ],
+)  # fmt: skip
+def test_a_write_cache_that_the_kernel_was_told_to_take_for_none_is_seen(
+    files: Mapping[str, str], hidden: bool, tmp_path: Path
+) -> None:
+    found = made(tmp_path, "pci0000:00/0000:00:02.0/block/sda", files, "sda")
+    assert found.hidden_caches == (("sda",) if hidden else ())
+
+
 # --- followed ----------------------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ class DiskStats(Struct, frozen=True, kw_only=True):
         return type(self)(in_flight=self.in_flight, **values)
 
 
+_FLUSHES = 18  # its column, the device's name being the third
 _COUNTERS = tuple(name for name in DiskStats.__struct_fields__ if name != "in_flight")
 
 
@@ -50,6 +51,14 @@ def read_diskstats(devices: Sequence[str], root: Path = Path("/")) -> dict[str, 
     mislead."""
     stats = parse(text_of(root / "proc/diskstats") or "", devices) if devices else {}
     return stats if stats and len(stats) == len(set(devices)) else None
+
+
+def read_flushes(disks: Collection[str], root: Path = Path("/")) -> int | None:
+    """Read how often the write caches of whole disks were flushed; None of a kernel before 5.5,
+    and if one of them is missing."""
+    rows = [line.split() for line in (text_of(root / "proc/diskstats") or "").splitlines()]
+    counts = [int(row[_FLUSHES]) for row in rows if row[2] in disks and len(row) > _FLUSHES]
+    return sum(counts) if len(counts) == len(set(disks)) else None
 
 
 def added_up(stats: Collection[DiskStats]) -> DiskStats:

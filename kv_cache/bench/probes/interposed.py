@@ -19,14 +19,15 @@ import re
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from kv_cache.bench.probes.diskstats import read_flushes
 from kv_cache.bench.probes.pagecache import libc, page_states, resident_pages
 from kv_cache.bench.procfs import text_of
-from kv_cache.core.units import KIB, MIB, NS_PER_S
+from kv_cache.core.units import KIB, MIB, NS_PER_S, PAGE_BYTES
 
 SYMBOLS = (
     *("fsync", "fdatasync", "msync", "sync_file_range", "syncfs", "sync"),
@@ -63,15 +64,17 @@ _FEW_BYTES = 64 * KIB
 _MANY_BYTES = 4 * MIB  # more than a device writes while the kernel tries to drop them
 _RTLD_LAZY_NOLOAD = 1 | 4
 _RTLD_DI_LINKMAP = 2
+_ELF = b"\x7fELF"
 _AT_BASE = 7  # of the auxiliary vector (getauxval(3)): where the kernel has put the loader
 
 
-def look(directory: Path | None = None) -> dict[str, Any]:
+def look(directory: Path | None = None, disks: Sequence[str] = ()) -> dict[str, Any]:
     """Return the section `interposed` of a passport's evidence.
 
     `directory` is where a temporary file without a name is written, synced and dropped (256 KiB
-    to 16 MiB: not inside a window whose bytes are counted); None writes nothing. `disagreeing`
-    is None if no call could be compared; `note` says why a comparison was left out.
+    to 16 MiB: not inside a window whose bytes are counted); None writes nothing. `disks` are those
+    that its bytes end on. `disagreeing` is None if no call could be compared; `note` says why a
+    comparison was left out.
     """
     symbols = providers(SYMBOLS)
     maps = text_of(Path("/proc/self/maps"))
@@ -90,6 +93,7 @@ def look(directory: Path | None = None) -> dict[str, Any]:
         ),
         "libraries": libraries(maps),
         "unlisted": unlisted(maps),
+        "unflushed": None if directory is None else unflushed(directory, disks),
         "note": note,
     }
 
@@ -290,6 +294,27 @@ def on_a_real_file(numbers: Mapping[str, int], directory: Path) -> list[str] | N
     return [name for name, works in tried.items() if not works]
 
 
+def unflushed(directory: Path, disks: Sequence[str], root: Path = Path("/")) -> bool | None:
+    """Return whether an fsync of bytes just written lets none of the disks flush its write cache.
+    None where they have no such cache, or do not count. Others' flushes may hide that; they cannot
+    bring it about."""
+    caches = [text_of(root / "sys/class/block" / disk / "queue/write_cache") for disk in disks]
+    if not disks or any(cache != "write back\n" for cache in caches):
+        return None
+    try:
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            return not any(_flushed(file, disks, root) for _ in range(_TRIES))
+    except OSError:
+        return None
+
+
+def _flushed(file: IO[bytes], disks: Sequence[str], root: Path) -> bool:
+    before = read_flushes(disks, root)
+    file.write(bytes(PAGE_BYTES))
+    os.fsync(file.fileno())
+    return before is None or before != read_flushes(disks, root)
+
+
 def _ever_dropped(fd: int, sync: Callable[[int], None], drop: Callable[[int], None]) -> bool:
     return any(_dropped(fd, sync, drop) for _ in range(_TRIES))
 
@@ -334,13 +359,12 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def kernel_ns() -> int | None:
-    """Read the monotonic clock past the library's function for it. None where that cannot be
-    done."""
+def kernel_ns(clock: int = time.CLOCK_MONOTONIC) -> int | None:
+    """Read a clock past the library's function for it. None where that cannot be done."""
     number, now = _CLOCK_GETTIME.get(platform.machine()), _Timespec()
     if number is None:
         return None
-    call = (ctypes.c_long(number), ctypes.c_long(time.CLOCK_MONOTONIC), ctypes.byref(now))
+    call = (ctypes.c_long(number), ctypes.c_long(clock), ctypes.byref(now))
     try:
         failed = libc().syscall(*call)
     except (OSError, AttributeError):
@@ -393,7 +417,19 @@ def unlisted(maps: str | None) -> list[str] | None:
     if mapped is None:
         return None
     known = {*listed, executable()}
-    return [path for path in mapped if path.startswith("/") and _real(path) not in known]
+    files = [path for path in mapped if path.startswith("/") and _real(path) not in known]
+    return [*files, *_anonymous_libraries(maps or "")]
+
+
+def _anonymous_libraries(maps: str) -> list[str]:
+    """Return files without a name that libraries were loaded from: code is mapped from them, and
+    they begin as one does. Closures of libffi lie in such files too, and begin otherwise."""
+    rows = [line.split(maxsplit=5) for line in maps.splitlines()]
+    rows = [row for row in rows if len(row) == 6 and row[5].startswith("/memfd:")]
+    code = {row[4] for row in rows if "x" in row[1]}
+    begins = [row for row in rows if row[4] in code and "r" in row[1] and int(row[2], 16) == 0]
+    starts = {row[5]: int(row[0].partition("-")[0], 16) for row in begins}
+    return sorted(n for n, at in starts.items() if ctypes.string_at(at, len(_ELF)) == _ELF)
 
 
 _real = cache(os.path.realpath)  # what is mapped stays where it is
@@ -401,4 +437,6 @@ _real = cache(os.path.realpath)  # what is mapped stays where it is
 
 def _is_file(name: str) -> bool:
     """Whether a mapping is of a file: not `[vdso]`, shared memory or an anonymous file."""
+    if name.startswith("/dev/shm/"):  # a file like any other, no device
+        return True
     return name.startswith("/") and not name.startswith(("/memfd:", "/dev/", "/SYSV"))

@@ -36,6 +36,12 @@ _MEMORY_DEVICES = {
     re.compile(r"ram\d+"): "it is a RAM disk (brd)",
     re.compile(r"nullb\d+"): "it keeps bytes in RAM or nowhere (null_blk)",
 }
+_PLAYED_DISKS = {
+    re.compile(r"session\d+"): "an iSCSI target is behind it",
+    re.compile(r"tcm_loop_adapter_\d+"): "a SCSI target of this machine plays it (tcm_loop)",
+    re.compile(r"dummy_hcd\.\d+"): "a USB gadget of this machine plays it (dummy_hcd)",
+}
+"""By a directory above theirs in sysfs."""
 _UNSEEN_DEVICES = {
     re.compile(r"nbd\d+(p\d+)?"): "a server of network block devices is behind it",
     re.compile(r"ublkb\d+"): "a process is behind it",
@@ -82,8 +88,9 @@ class Stack(Struct, frozen=True, kw_only=True):
 
     `devices` are the block devices on the way, feet included. `not_compared` says where the bytes
     of the feet are not those of the directories by construction. `no_barrier` names the mounts
-    that do not wait for a device's write cache, `uncounted` devices without statistics, as NVMe
-    over several paths has none before Linux 6.4.
+    that do not wait for a device's write cache, `hidden_caches` devices with such a cache that the
+    kernel was told to take for none, `uncounted` devices without statistics, as NVMe over several
+    paths has none before Linux 6.4.
     """
 
     feet: tuple[Foot, ...]
@@ -91,6 +98,7 @@ class Stack(Struct, frozen=True, kw_only=True):
     not_compared: tuple[str, ...]
     no_barrier: tuple[str, ...]
     uncounted: tuple[str, ...] = ()
+    hidden_caches: tuple[str, ...] = ()
 
     @property
     def disks(self) -> tuple[str, ...]:
@@ -106,6 +114,7 @@ class Stack(Struct, frozen=True, kw_only=True):
             "not_compared": list(self.not_compared),
             "no_barrier": list(self.no_barrier),
             "uncounted": list(self.uncounted),
+            "hidden_caches": list(self.hidden_caches),
         }
 
 
@@ -125,6 +134,7 @@ def stack_of(
         not_compared=tuple(dict.fromkeys(walk.not_compared)),
         no_barrier=tuple(dict.fromkeys(walk.no_barrier)),
         uncounted=tuple(dict.fromkeys(walk.uncounted)),
+        hidden_caches=tuple(dict.fromkeys(walk.hidden_caches)),
     )
 
 
@@ -160,6 +170,7 @@ class _Walk:
         self.not_compared: list[str] = []
         self.no_barrier: list[str] = []
         self.uncounted: list[str] = []
+        self.hidden_caches: list[str] = []
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -230,6 +241,8 @@ class _Walk:
             self.devices.add(name)
             if (text_of(directory / "queue/iostats") or "").strip() == "0":
                 self.uncounted.append(name)
+            if _hides_its_cache(directory):
+                self.hidden_caches.append(name)
             yield from self._below(name, directory, trail)
 
     def _below(self, name: str, directory: Path, trail: _Trail) -> Iterator[Foot]:
@@ -243,14 +256,14 @@ class _Walk:
             self.not_compared.extend(self._changes_bytes(name, directory, members))
             for member in members:
                 yield from self.device(member, trail)
-        elif (why := _known(name, _MEMORY_DEVICES) or _scsi_debug(directory)) is not None:
+        elif why := _known(name, _MEMORY_DEVICES) or _memory_by_model(directory):
             yield trail.foot(FootKind.RAM, why)
         elif (why := _known(name, _UNSEEN_DEVICES)) is not None:
             yield trail.unseen(why)
         elif name.startswith("dm-"):
             yield trail.unseen("it lies on no device that /sys names")
-        elif any(re.fullmatch(r"session\d+", parent.name) for parent in directory.parents):
-            yield trail.unseen("an iSCSI target is behind it")
+        elif played := [w for p in directory.parents if (w := _known(p.name, _PLAYED_DISKS))]:
+            yield trail.unseen(played[0])
         else:
             yield from self._disk(directory, trail)
 
@@ -360,9 +373,24 @@ def _known(name: str, table: Mapping[re.Pattern[str], str]) -> str | None:
     return next((why for pattern, why in table.items() if pattern.fullmatch(name)), None)
 
 
-def _scsi_debug(directory: Path) -> str | None:
+def _memory_by_model(directory: Path) -> str | None:
+    """Return why a device whose name says nothing is in RAM."""
     model = (text_of(directory / "device/model") or "").strip()
-    return "it is a RAM disk (scsi_debug)" if model == "scsi_debug" else None
+    if model in ("scsi_debug", "RAMDISK-MCP"):
+        return f"it is a RAM disk ({model})"
+    flash = (text_of(directory / "device/type") or "").strip()
+    return "it is a RAM disk (mtdram)" if flash == "ram" else None
+
+
+def _hides_its_cache(directory: Path) -> bool:
+    """Whether somebody has told the kernel, in queue/write_cache, that a drive with a volatile
+    write cache has none: it is never flushed then. That it has one is seen by the driver's own word
+    (virtio, SCSI), or by FUA, which a drive without a cache is not asked for."""
+    if (text_of(directory / "queue/write_cache") or "").strip() != "write through":
+        return False
+    words = [directory / "cache_type", *directory.glob("device/scsi_disk/*/cache_type")]
+    says = any((text_of(path) or "").startswith("write back") for path in words)
+    return says or (text_of(directory / "queue/fua") or "").strip() == "1"
 
 
 def _controller(path: Path) -> Path | None:

@@ -63,6 +63,14 @@ def clocks(e: Evidence, t: Thresholds) -> Iterator[Look]:
             f"this program's clock ran for {monotonic:.3f} s and the kernel's for {kernel:.3f} s: "
             "something answers for the clock, so every rate and time is false; run without it"
         )
+    raw = e.number("clock.raw_s")
+    if raw is not None and abs(raw - monotonic) > reading_s:
+        yield suspect(
+            f"the monotonic clock ran for {monotonic:.3f} s and the oscillator's own for "
+            f"{raw:.3f} s: the clock is being slewed (adjtimex, chrony), so rates and times are "
+            f"off by {percent(abs(monotonic / raw - 1) if raw else 1)}; run again once the time "
+            "is in step"
+        )
     apart = abs(wall - monotonic)
     fact = f"wall clock and monotonic clock differ by {apart:.3f} s over {monotonic:.1f} s"
     if apart > t.clock_tolerance_s + t.clock_tolerance_share * monotonic:

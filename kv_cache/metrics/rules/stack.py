@@ -100,6 +100,18 @@ def durability(e: Evidence, t: Thresholds) -> Iterator[Look]:
         yield unknown("how writes are synced, or how file systems are mounted, is not known")
     elif fsync not in _SYNCING:
         yield nothing("no fsync was asked for")
+    elif hidden := e.words("stack.hidden_caches"):
+        yield suspect(
+            f"--fsync {fsync} was asked for, but {', '.join(hidden)} has a write cache that the "
+            "kernel was told to take for none (queue/write_cache), so an fsync does not flush it; "
+            "set it back to write back, or use --fsync never"
+        )
+    elif e.flag("interposed.unflushed"):
+        yield suspect(
+            f"--fsync {fsync} was asked for, but an fsync of what was just written let no disk "
+            "flush its write cache: something answers in the kernel's place, and nothing need be "
+            "durable; run without it, or use --fsync never"
+        )
     elif mounts:
         yield suspect(
             f"--fsync {fsync} was asked for, but {', '.join(mounts)} is mounted without barriers: "
