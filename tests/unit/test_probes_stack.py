@@ -10,6 +10,7 @@ import pytest
 
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.probes.stack import Foot, FootKind, Stack, stack_of
+from kv_cache.metrics.passport import Thresholds, judge
 
 GUEST = Path(__file__).parents[1] / "data/stack_guest.json"
 """A guest with five emulated NVMe drives: /sys, nvmet's configfs and mountinfo, as text by path."""
@@ -60,7 +61,16 @@ def test_a_disk_that_this_machine_plays_is_none(
 ) -> None:
     """As /sys of a guest showed them: mtdram, a target's RAM disk, a USB gadget."""
     name = Path(place).name
-    assert [foot.kind for foot in made(tmp_path, place, files, name).feet] == [kind]
+    found = made(tmp_path, place, files, name)
+    assert [foot.kind for foot in found.feet] == [kind]
+    rules = {FootKind.RAM: {"V27"}, FootKind.UNSEEN: {"V28"}, FootKind.DISK: set()}
+    assert broken(found) & {"V27", "V28"} == rules[kind]
+
+
+def broken(stack: Stack) -> set[str]:
+    """The rules that find something where writes to this stack are synced."""
+    evidence = {"stack": stack.to_json(), "engines": {"fsync": "object"}}
+    return {finding.rule for finding in judge(evidence, Thresholds()).reasons}
 
 
 def made(root: Path, place: str, files: Mapping[str, str], name: str) -> Stack:
@@ -91,6 +101,7 @@ def test_a_write_cache_that_the_kernel_was_told_to_take_for_none_is_seen(
 ) -> None:
     found = made(tmp_path, "pci0000:00/0000:00:02.0/block/sda", files, "sda")
     assert found.hidden_caches == (("sda",) if hidden else ())
+    assert ("V31" in broken(found)) is hidden
 
 
 # --- followed ----------------------------------------------------------------------------------

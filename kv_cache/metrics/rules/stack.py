@@ -106,17 +106,17 @@ def durability(e: Evidence, t: Thresholds) -> Iterator[Look]:
             "kernel was told to take for none (queue/write_cache), so an fsync does not flush it; "
             "set it back to write back, or use --fsync never"
         )
-    elif e.flag("interposed.unflushed"):
-        yield suspect(
-            f"--fsync {fsync} was asked for, but an fsync of what was just written let no disk "
-            "flush its write cache: something answers in the kernel's place, and nothing need be "
-            "durable; run without it, or use --fsync never"
-        )
     elif mounts:
         yield suspect(
             f"--fsync {fsync} was asked for, but {', '.join(mounts)} is mounted without barriers: "
             "an fsync returns before the drive's write cache is flushed, so it is not known "
             "whether anything was durable; mount it with barriers, or use --fsync never"
+        )
+    elif e.flag("interposed.unflushed"):
+        yield suspect(
+            f"--fsync {fsync} was asked for, but an fsync of what was just written let no disk "
+            "flush its write cache: something answers in the kernel's place, and nothing need be "
+            "durable; run without it, or use --fsync never"
         )
     elif all((foot.words("path") or [""])[0] == RAW_DEVICE for foot in e.rows("stack.feet") or ()):
         yield well(
