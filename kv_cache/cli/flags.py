@@ -21,7 +21,7 @@ from typing import Any, NoReturn, get_args, get_origin
 from msgspec import Struct, field
 
 from kv_cache.cli import COMMANDS as COMMAND_MODULES
-from kv_cache.cli.help import COMMANDS, FIRST_PAGE, USAGE, VERSION
+from kv_cache.cli.help import ABOUT_RUN, COMMANDS, FIRST_PAGE, USAGE, VERSION
 from kv_cache.config.load import Invocation
 from kv_cache.config.root import options
 from kv_cache.config.schema import Option, Rule, read_text
@@ -136,7 +136,7 @@ def build_parser(prog: str = "kv-cache.py") -> "Parser":
     parser = Parser(
         prog=prog,
         usage=USAGE,
-        description="Measure how fast storage is for the KV caches of LLM serving.",
+        description=ABOUT_RUN,
         epilog=_EPILOG,
         formatter_class=Formatter,
         argument_default=argparse.SUPPRESS,

@@ -20,11 +20,13 @@ COMMANDS = """commands, each with a --help of its own:
   config        the configuration in effect           completion   for a shell
   serve         all of this on a page, and an API"""
 
+ABOUT_RUN = "Measure how fast storage is for the KV caches of LLM serving."
+
 USAGE = "kv-cache.py [--config FILE] [--model NAME] [--num-users N] [option ...]"
 
 FIRST_PAGE = f"""usage: {USAGE}
 
-Measure how fast storage is for the KV caches of LLM serving.
+{ABOUT_RUN}
 
   kv-cache.py                                           a first run: 90 s, 8 GiB of temporary files
   kv-cache.py --config quick --cache-dir /mnt/nvme/kv   the same on the device that you mean

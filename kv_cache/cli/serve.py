@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kv_cache.cli import COMMANDS, ON_DEVICES
 from kv_cache.cli.command import Command, OfRun
 from kv_cache.cli.flags import begin_logging
+from kv_cache.cli.help import ABOUT_RUN
 from kv_cache.config.root import Config
 from kv_cache.core.errors import UsageError
 from kv_cache.core.exits import Exit
@@ -34,10 +35,7 @@ COMMAND = Command(
     """,
 )
 
-RUN = Command(
-    name="run", options=OfRun, of_run=True,
-    about="Measure how fast storage is for the KV caches of LLM serving.",
-)  # fmt: skip
+RUN = Command(name="run", options=OfRun, of_run=True, about=ABOUT_RUN)
 
 
 def main(argv: Sequence[str]) -> int:
