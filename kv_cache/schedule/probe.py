@@ -82,8 +82,9 @@ class SloEstimate(Struct, frozen=True, kw_only=True):
     """What the batches so far show of one SLO.
 
     `inflation` is how much more the share varies from batch to batch than it would with independent
-    requests (the design effect), at least 1; `dof` that estimate's degrees of freedom;
-    `correlation` that of the latencies of neighbouring batches.
+    requests, at least 1; `dof` that estimate's degrees of freedom. It is of `effect`, the variance
+    between batches over that of independent requests (the design effect), and of `correlation`,
+    that of the latencies of neighbouring batches; both may by chance be less than they can be.
     """
 
     slo: Slo
@@ -92,6 +93,7 @@ class SloEstimate(Struct, frozen=True, kw_only=True):
     inflation: float
     dof: int
     correlation: float = 0.0
+    effect: float = 1.0
 
     @property
     def settled(self) -> bool:
@@ -206,15 +208,15 @@ def _estimate(slo: Slo, counts: Sequence[ProbeCount]) -> SloEstimate:
 def _estimate_of(slo: Slo, counts: Sequence[ProbeCount]) -> SloEstimate:
     grouped = _grouped(counts)
     over, ended = sum(c.over for c in counts), sum(c.ended for c in counts)
-    r = _correlation(grouped)
-    inflation = _inflation(grouped) * (1 + r) / (1 - r)
+    r, effect = _correlation(grouped), _effect(grouped)
     return SloEstimate(
         slo=slo,
         over=over,
         ended=ended,
-        inflation=inflation,
+        inflation=_inflation(effect, r),
         dof=max(1, len(grouped) - 1),
         correlation=r,
+        effect=effect,
     )
 
 
@@ -231,10 +233,18 @@ def pooled(estimates: Sequence[SloEstimate]) -> SloEstimate:
 
 
 def pooled_inflation(estimates: Sequence[SloEstimate]) -> float:
-    """Return the mean inflation, weighted by the requests."""
+    """Return the inflation of all together, weighted by the requests. What chance takes from one
+    probe's variance it adds to another's, so the least is taken of their mean."""
     ended = sum(estimate.ended for estimate in estimates)
-    weighted = sum(estimate.inflation * estimate.ended for estimate in estimates)
-    return weighted / ended if ended else 1.0
+    if not ended:
+        return 1.0
+    effect = sum(estimate.effect * estimate.ended for estimate in estimates) / ended
+    return _inflation(effect, sum(e.correlation * e.ended for e in estimates) / ended)
+
+
+def _inflation(effect: float, correlation: float) -> float:
+    r = max(0.0, correlation)
+    return max(1.0, effect) * (1 + r) / (1 - r)
 
 
 def _grouped(counts: Sequence[ProbeCount]) -> list[ProbeCount]:
@@ -246,7 +256,7 @@ def _grouped(counts: Sequence[ProbeCount]) -> list[ProbeCount]:
     return [ProbeCount(*map(sum, zip(*group, strict=True))) for group in groups]
 
 
-def _inflation(batches: Sequence[ProbeCount]) -> float:
+def _effect(batches: Sequence[ProbeCount]) -> float:
     """Return the variance from batch to batch over that of independent requests: of the share over
     the limit, and where that is of too few batches, of the part of the limit that was used too."""
     overs = _design_effect([(b.over, b.over, b.ended) for b in batches])
@@ -257,8 +267,8 @@ def _inflation(batches: Sequence[ProbeCount]) -> float:
 
 def _design_effect(batches: Sequence[tuple[float, float, int]]) -> float:
     """Return the variance of a mean between batches (the ratio estimator's, as batches differ in
-    size) over that of as many independent values, at least 1. A batch is sum, sum of squares and
-    number of its values; of values that are all alike nothing is seen."""
+    size) over that of as many independent values. A batch is sum, sum of squares and number of its
+    values; of values that are all alike nothing is seen."""
     ended = sum(n for _, _, n in batches)
     if len(batches) < 2 or not ended:
         return 1.0
@@ -267,7 +277,7 @@ def _design_effect(batches: Sequence[tuple[float, float, int]]) -> float:
     if variance <= _NO_VARIANCE:
         return 1.0
     between = sum((total - mean * n) ** 2 for total, _, n in batches)
-    return max(1.0, between * len(batches) / (len(batches) - 1) / (ended * variance))
+    return between * len(batches) / (len(batches) - 1) / (ended * variance)
 
 
 _NO_VARIANCE = 1e-12  # what rounding leaves
@@ -284,7 +294,7 @@ def _correlation(batches: Sequence[ProbeCount]) -> float:
     if whole <= _NO_VARIANCE * ended:
         return 0.0
     r = sum(x * y for x, y in pairwise(away)) / whole + 1 / len(batches)
-    return min(_MOST_R, max(0.0, r))
+    return min(_MOST_R, r)
 
 
 _LEAST_CORRELATED, _MOST_R = 4, 0.95

@@ -66,6 +66,15 @@ class Queue(Struct, frozen=True, kw_only=True):
             )
             return float(1 - (1 - rho) * total)
 
+    @property
+    def steepness(self) -> float:
+        """Return by how much the logit of the share over the limit rises at it, for each 1/s."""
+        if not self.constant:
+            return self.limit_s / (1 - ALLOWED)
+        step = 0.01 * min(self.capacity, 1 / self.service_s - self.capacity)
+        below, above = (self.share_over(self.capacity + away) for away in (-step, step))
+        return (log(above / (1 - above)) - log(below / (1 - below))) / (2 * step)
+
     def responses(
         self, load: float, dice: np.random.Generator, seconds: float, slow: "Slow | None" = None
     ) -> tuple[Floats, Floats]:
@@ -134,19 +143,33 @@ def probe(
     ), took
 
 
+def rules_of(
+    queue: Queue, *, probe_s: float = 60, first: float = 10, resolution: float = 0.03
+) -> SearchRules:
+    """Return the rules as the command makes them: a probe lasts for five limits at least."""
+    return SearchRules(
+        first=first,
+        highest=1e5,
+        lowest=0.1,
+        whole=False,
+        probe_s=max(probe_s, 5 * queue.limit_s),
+        resolution=resolution,
+    )
+
+
 def searched(
     queue: Queue,
     seed: int,
     *,
     probe_s: float = 60,
     first: float = 10,
+    resolution: float = 0.03,
     slow_probe: int | None = None,
     slow: Slow | None = None,
 ) -> CapacityAnswer:
     """Search as the command does by default; the `slow_probe`-th meets a `slow` time."""
     dice = np.random.default_rng(seed)
-    longest_s = max(probe_s, 5 * queue.limit_s)
-    rules = SearchRules(first=first, highest=1e5, lowest=0.1, whole=False, probe_s=longest_s)
+    rules = rules_of(queue, probe_s=probe_s, first=first, resolution=resolution)
     search = CapacitySearch(rules)
     warmup_s = ceil(max(10, queue.limit_s))
     while (load := search.next_load()) is not None:
