@@ -70,6 +70,8 @@ class Cores:
                 if not waiting:
                     return
                 yield self._ended(waiting.popleft(), caught, progress)
+                if caught.came:  # parts that are shorter than a look at it never see it
+                    raise StoppedError
         except BrokenProcessPool:
             if caught.came:
                 raise StoppedError from None

@@ -91,6 +91,20 @@ def test_a_signal_ends_parts_that_go_on() -> None:
         list(both.in_order(waiting, [(), ()], caught, ignore))
 
 
+def blind(base: int, number: int, progress: Callable[[int], None]) -> int:
+    return number
+
+
+def test_a_signal_ends_parts_that_are_too_short_to_see_it() -> None:
+    caught = Interrupts()
+    with cores(2, prepared, 0) as both:
+        answers = both.in_order(blind, ((n,) for n in range(200)), caught, ignore)
+        assert next(answers) == 0
+        caught.number = signal.SIGTERM
+        with pytest.raises(StoppedError):
+            next(answers)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_command(tmp_path: Path, number: signal.Signals) -> None:
     """A terminal sends SIGINT to all of them; SIGKILL leaves the command no time for anything."""
