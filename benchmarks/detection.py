@@ -113,11 +113,6 @@ WAYS = [
         f"{_VERIFY}::test_numbers_that_were_all_made_to_fit_are_told_by_the_records"),
     Way("any value of a result changed", "verify",
         f"{_VERIFY}::test_any_value_that_is_changed_is_noticed"),
-    Way("disks that this machine plays (mtdram, SCSI target, USB gadget)", "V27, V28",
-        "tests/unit/test_probes_stack.py::test_a_disk_that_this_machine_plays_is_none"),
-    Way("write cache that the kernel was told to take for none", "V31",
-        "tests/unit/test_probes_stack.py::"
-        "test_a_write_cache_that_the_kernel_was_told_to_take_for_none_is_seen"),
     Way("preconditioning that decays without end", "V14",
         "tests/unit/test_steady.py"),
 ]  # fmt: skip
