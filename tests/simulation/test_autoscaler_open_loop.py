@@ -11,7 +11,7 @@ import pytest
 
 from kv_cache.cache.limits import CacheRules, TierSpec
 from kv_cache.cache.manager import CacheManager
-from kv_cache.core.effect import CopyRef, Leg
+from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import OpKind, Phase, RunMode, Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.signals import Signals
@@ -72,10 +72,11 @@ class Changing(Devices):
 
     factor = 1.0
 
-    def leg(self, ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:
+    def end_ns(self, ref: CopyRef, kind: OpKind, now_ns: int) -> int:
         service_ns = round(s_to_ns(SERVICE_S) / self.factor)
         self._models = {Tier.NVME: TierModel(write_latency_ns=service_ns)}
-        return super().leg(ref, kind, now_ns)
+        self._takes_ns.clear()
+        return super().end_ns(ref, kind, now_ns)
 
 
 @dataclass(slots=True, eq=False)
