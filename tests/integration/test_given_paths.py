@@ -45,7 +45,7 @@ def test_a_tilde_is_the_home_in_every_option_that_is_a_path(path: str, home: Pat
 def test_every_option_whose_name_says_a_file_or_directory_is_a_path() -> None:
     words = ("_dir", "_path", "_log", "_dump", "_trace", "_export", "_output", ".trace", ".profile")
     named = {path for path, option in options().items() if path.endswith(words)}
-    assert named - set(PATHS) == {"workload.use_burst_trace"}
+    assert named - set(PATHS) == {"workload.use_burst_trace", "workload.strict_trace"}
     assert set(PATHS) - named == {"output.output", "output.record", "sim.predict"}
 
 
