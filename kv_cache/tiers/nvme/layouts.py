@@ -211,12 +211,12 @@ class _Kept:
     """An object of an arena. Where it is in files is worked out once, as it is mostly asked for by
     one engine."""
 
-    __slots__ = ("extents", "fds", "spans")
+    __slots__ = ("extents", "latest")
 
     def __init__(self, extents: list[Extent]) -> None:
         self.extents = extents
-        self.fds: list[int] | None = None
-        self.spans: Spans = ()
+        self.latest: tuple[list[int], Spans] | None = None
+        """By which descriptors it was last asked for, and its spans with them."""
 
 
 class Arena:
@@ -332,10 +332,10 @@ class Arena:
         close_all(fds)
 
     def _spans(self, kept: _Kept, fds: list[int]) -> Spans:
-        if kept.fds is not fds:
-            kept.spans = tuple([self._span(extent, fds) for extent in kept.extents])
-            kept.fds = fds  # last: another thread may be asking for the same
-        return kept.spans
+        latest = kept.latest
+        if latest is None or latest[0] is not fds:
+            latest = kept.latest = fds, tuple([self._span(extent, fds) for extent in kept.extents])
+        return latest[1]
 
     def _span(self, extent: Extent, fds: list[int]) -> Span:
         number = bisect_right(self._starts, extent.offset) - 1
