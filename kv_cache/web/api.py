@@ -227,15 +227,16 @@ async def _runs(site: Site, request: Request) -> Response:
 async def _run(site: Site, request: Request) -> Response:
     job = _job_of(site, request)
     fresh = bool(request.query_params.get("fresh"))
-    rows = await run_in_threadpool(_results_of, site, job, fresh=fresh)
+    known = _job(site, job)  # before its results: a run that is called ended has them
+    rows = await run_in_threadpool(_results_of, site, job, known["state"], fresh=fresh)
     texts = {"output": site.jobs.tail(job, OUTPUT), "log": site.jobs.tail(job, LOG)}
-    return _json({**_job(site, job), **texts, "results": rows, "files": site.jobs.files(job)})
+    return _json({**known, **texts, "results": rows, "files": site.jobs.files(job)})
 
 
-def _results_of(site: Site, job: WebRun, *, fresh: bool = False) -> list[Json]:
+def _results_of(site: Site, job: WebRun, state: JobState, *, fresh: bool = False) -> list[Json]:
     """What is listed of a run; of one that goes on as it was, or `fresh`, which reads the folder
     beside what is measured."""
-    if fresh or site.jobs.state(job) is not JobState.RUNNING:
+    if fresh or state is not JobState.RUNNING:
         site.index.refresh(at_once=True)
     return site.index.below(job.id)
 
@@ -286,9 +287,10 @@ async def _file(site: Site, request: Request) -> Response:
 
 async def _result_of_run(site: Site, request: Request) -> Response:
     job = _job_of(site, request)
-    rows = await run_in_threadpool(_results_of, site, job)
+    state = site.jobs.state(job)
+    rows = await run_in_threadpool(_results_of, site, job, state)
     if not rows:
-        raise UsageError(f"run {job.id} has no result; its state is {site.jobs.state(job)}")
+        raise UsageError(f"run {job.id} has no result; its state is {state}")
     document = await run_in_threadpool(read_any, site.results / rows[0]["path"])
     return _json(document)
 
