@@ -19,7 +19,7 @@ from pathlib import Path
 from kv_cache.app.compiled import ROOT, cache_directory, engine_folder, is_complete, module_names
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.config.schema import opt
-from kv_cache.core.errors import PlaceError, UsageError
+from kv_cache.core.errors import PlaceError, UsageError, os_reason
 from kv_cache.installing import install_hint
 
 _LOOK_S = 0.2
@@ -81,7 +81,7 @@ def _writable() -> Iterator[None]:
         yield
     except OSError as error:
         raise PlaceError(
-            f"compile cannot write below {cache_directory()} ({error.strerror}); set "
+            f"compile cannot write below {cache_directory()} ({os_reason(error)}); set "
             "XDG_CACHE_HOME to a directory of yours"
         ) from None
 

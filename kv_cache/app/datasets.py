@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from kv_cache.config.schema import opt
-from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_mean, os_reason
 from kv_cache.files.writing import write_output
 from kv_cache.installing import install_hint
 from kv_cache.workload.samples import SAMPLE_SEED, SAMPLES, sample_bytes
@@ -83,8 +83,8 @@ def _create(directory: Path) -> None:
         directory.mkdir(exist_ok=True)
     except OSError as error:
         raise PlaceError(
-            f"--dir {directory}: it cannot be created ({error.strerror}); name a directory in one "
-            "that exists"
+            f"--dir {directory}: it cannot be created ({os_reason(error)}); name a directory in "
+            "one that exists"
         ) from None
 
 
@@ -97,7 +97,7 @@ def _exists(path: Path, content: Callable[[], bytes]) -> bool:
         same = path.is_file() and path.read_bytes() == content()
     except OSError as error:
         raise PlaceError(
-            f"{path}: it cannot be looked at ({error.strerror}); name another place with --dir"
+            f"{path}: it cannot be looked at ({os_reason(error)}); name another place with --dir"
         ) from None
     if not same:
         raise PlaceError(

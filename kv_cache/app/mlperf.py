@@ -18,7 +18,7 @@ from kv_cache.app.mlperf_trial import POLL_S, SignalCounter, Trial
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import SILENT, Bar, Progress
 from kv_cache.config.mlperf import MLPERF_OPTIONS
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import PlaceError, os_reason
 from kv_cache.core.exits import Exit
 from kv_cache.core.format import duration_text
 from kv_cache.core.text import as_json
@@ -76,7 +76,7 @@ def _create(place: Place, config: Path | None) -> Path | None:
         return Path(os.path.abspath(copy))
     except OSError as error:
         raise PlaceError(
-            f"--results-dir: {error.filename} cannot be made ({error.strerror}); name another"
+            f"--results-dir: {error.filename} cannot be made ({os_reason(error)}); name another"
         ) from None
 
 
@@ -210,7 +210,7 @@ class _Sequence:
                 system = describe(place.system or "-", list(hosts.values()))
                 write_description(place.description, system)
         except OSError as error:
-            log.error("%s could not be written: %s", error.filename, error.strerror)
+            log.error("%s could not be written: %s", error.filename, os_reason(error))
 
 
 def _left(cache: str) -> int:

@@ -23,7 +23,7 @@ from kv_cache.config.mlperf import MLPERF_OPTIONS, SEED
 from kv_cache.config.root import Config
 from kv_cache.config.root import options as run_options
 from kv_cache.config.schema import opt
-from kv_cache.core.errors import ConfigError, PlaceError, UsageError
+from kv_cache.core.errors import ConfigError, PlaceError, UsageError, os_reason
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.crew.per_rank import alone_note, config_of_rank
 
@@ -186,7 +186,7 @@ def rank_directory(call: RankCall, rank: MpiRank) -> Iterator[Path]:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PlaceError(
-            f"output directory {directory}: it cannot be made ({error.strerror}); name another"
+            f"output directory {directory}: it cannot be made ({os_reason(error)}); name another"
         ) from error
     try:
         yield directory

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from kv_cache.bench.interrupts import Interrupts
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import PlaceError, os_reason
 from kv_cache.core.text import printable
 from kv_cache.crew.child_processes import tied
 from kv_cache.mlperf.layout import results_in
@@ -72,7 +72,7 @@ class Trial(Struct, frozen=True, kw_only=True):
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
-                raise PlaceError(f"{command[0]} cannot be started: {error.strerror}") from None
+                raise PlaceError(f"{command[0]} cannot be started: {os_reason(error)}") from None
 
     def _environments(self) -> Mapping[str, Mapping[str, str]]:
         """Return the environment of each process, by its name. Ranks read their number as MPICH

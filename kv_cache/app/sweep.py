@@ -331,8 +331,7 @@ def _locked(place: Path) -> Iterator[None]:
                 f"--results-dir {place}: another sweep works there; wait for it, or name another"
             ) from None
         except (ModuleNotFoundError, OSError) as error:  # a file system without locks
-            reason = getattr(error, "strerror", None) or str(error)
-            log.warning("--results-dir %s cannot be locked (%s)", place, reason)
+            log.warning("--results-dir %s cannot be locked (%s)", place, os_reason(error))
         yield
 
 

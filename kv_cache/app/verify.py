@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.config.schema import opt
-from kv_cache.core.errors import UsageError
+from kv_cache.core.errors import UsageError, os_reason
 from kv_cache.core.text import as_json, printable
 from kv_cache.files.reading import RESULT_FILE, parsed, result_bytes
 from kv_cache.result.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
@@ -127,14 +127,8 @@ def _place(path: Path) -> tuple[Path, Path | None]:
             return path / RESULT_FILE, path
         in_run = path.name == RESULT_FILE and (path.parent / "config.yaml").is_file()
     except (OSError, ValueError) as error:
-        raise UsageError(f"result {path} cannot be looked at: {_reason(error)}") from None
+        raise UsageError(f"result {path} cannot be looked at: {os_reason(error)}") from None
     return path, path.parent if in_run else None
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return str(error)
 
 
 def _document(data: bytes, file: Path) -> Json:
@@ -183,7 +177,7 @@ def _digests(document: Json, directory: Path) -> dict[str, str]:
         present = [n for n in sorted(names) if _is_below(n) and (directory / n).is_file()]
         return {name: file_digest(directory / name) for name in present}
     except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {_reason(error)}") from None
+        raise UsageError(f"{error.filename} cannot be read: {os_reason(error)}") from None
 
 
 def _is_below(name: str) -> bool:

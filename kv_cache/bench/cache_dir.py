@@ -38,7 +38,7 @@ from kv_cache.bench.owner import (
 from kv_cache.bench.path_checks import check_cache_dir, free_bytes, resolve
 from kv_cache.bench.removal import Removal, Removed, is_at, open_directory
 from kv_cache.config.storage_targets import temporary_place
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import PlaceError, os_reason
 
 LOCK_NAME = ".kv-cache.lock"
 RUN_PREFIX = "kv-cache-run-"
@@ -243,7 +243,7 @@ def _as_place_error(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        what = f"{err.strerror}: {err.filename}" if err.filename else f"{err.strerror}"
+        what = f"{os_reason(err)}: {err.filename}" if err.filename else os_reason(err)
         raise PlaceError(f"{where}: it cannot be used ({what}); name another one") from err
 
 

@@ -179,9 +179,8 @@ def address_of(name: str, host: str, port: int) -> tuple[socket.AddressFamily, A
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
         raise PlaceError(
-            f"{flag} {host!r}: no such address ({reason}); give one of this machine's"
+            f"{flag} {host!r}: no such address ({os_reason(error)}); give one of this machine's"
         ) from None
     family, _, _, _, address = addresses[0]
     return family, address
@@ -197,5 +196,4 @@ def why_not_listening(name: str, host: str, port: int, error: OSError) -> str:
         return f"{where}: this user may not listen there; name one above 1023, or 0 for any"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"--{prefix}host {host}: it is not an address of this machine; give one that is"
-    reason = os_reason(error)
-    return f"{where} on {host}: it cannot be listened on ({reason}); name another"
+    return f"{where} on {host}: it cannot be listened on ({os_reason(error)}); name another"

@@ -40,7 +40,7 @@ from kv_cache.bench.procfs import text_of
 from kv_cache.bench.stillness import ANSWER_S, IoThreads, answered
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
-from kv_cache.core.errors import NoAnswerError, PlaceError, StoreError
+from kv_cache.core.errors import NoAnswerError, PlaceError, StoreError, os_reason
 from kv_cache.core.kinds import Tier
 from kv_cache.core.mounts import mount_of, parse_mounts
 from kv_cache.core.seed import Seed
@@ -378,7 +378,7 @@ class _Fill:
                 except FileNotFoundError:
                     pass  # another process was quicker: it is gone, as wished
                 except OSError as error:  # its directory's owner tries again
-                    log.warning("%s could not be removed: %s", part.path, error.strerror)
+                    log.warning("%s could not be removed: %s", part.path, os_reason(error))
 
     # --- one thread ----------------------------------------------------------------------------
 
@@ -462,7 +462,7 @@ def _place_error(directory: Path, written: int, error: OSError | StoreError) -> 
             f"cache directory {directory}: the disk is full after {human_bytes(written)} of the "
             "fill; make room, or lower --storage-capacity-gb"
         )
-    why = error.strerror if isinstance(error, OSError) else str(error)
+    why = os_reason(error) if isinstance(error, OSError) else str(error)
     return PlaceError(
         f"cache directory {directory}: the fill failed after {human_bytes(written)} ({why}); check "
         "the device, or name another --cache-dir"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kv_cache.bench.linux import require_linux
 from kv_cache.bench.procfs import text_of
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import PlaceError, os_reason
 
 FOREIGN_RUN_MARKS = ("summary.json", "*_metadata.json")
 """MLPerf's report generator takes any directory that holds one of these for a run of its own."""
@@ -128,7 +128,7 @@ def free_bytes(path: Path) -> int:
         try:
             status = os.statvfs(directory)
         except OSError as err:
-            raise PlaceError(f"{path}: its free space cannot be read ({err.strerror})") from err
+            raise PlaceError(f"{path}: its free space cannot be read ({os_reason(err)})") from err
     return status.f_bavail * status.f_frsize
 
 
@@ -225,7 +225,7 @@ def _is_mounted_read_only(path: Path, directory: Directory, where: str) -> bool:
     try:
         return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
     except OSError as err:
-        raise PlaceError(f"{where}: {path} cannot be used ({err.strerror})") from err
+        raise PlaceError(f"{where}: {path} cannot be used ({os_reason(err)})") from err
 
 
 def _accessible(place: Directory, mode: int) -> bool:
@@ -277,7 +277,7 @@ def _stat(path: Path, where: str) -> os.stat_result | None:
         if err.errno in _NOT_THERE:
             return None
         raise PlaceError(
-            f"{where}: {path} cannot be looked at ({err.strerror}); name another place"
+            f"{where}: {path} cannot be looked at ({os_reason(err)}); name another place"
         ) from err
 
 
@@ -297,7 +297,7 @@ def _begins_with(marks: Sequence[bytes], path: Path, where: str) -> bool:
         with path.open("rb") as file:
             begins = file.read(_START_BYTES)
     except OSError as error:
-        raise PlaceError(f"{where}: it cannot be read ({error.strerror}); name another") from None
+        raise PlaceError(f"{where}: it cannot be read ({os_reason(error)}); name another") from None
     return any(mark in begins for mark in marks)
 
 
@@ -312,4 +312,4 @@ def _first_foreign(directory: Path, where: str) -> str | None:
         names = sorted(set(os.listdir(directory)) - _NEUTRAL)
         return next((name for name in names if not _is_ours(directory / name)), None)
     except OSError as err:
-        raise PlaceError(f"{where}: it cannot be listed ({err.strerror})") from err
+        raise PlaceError(f"{where}: it cannot be listed ({os_reason(err)})") from err

@@ -22,7 +22,7 @@ from kv_cache.bench.linux import require_linux
 from kv_cache.bench.path_checks import resolve
 from kv_cache.bench.procfs import block_device, text_of
 from kv_cache.bench.removal import Removed
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import PlaceError, os_reason
 from kv_cache.core.mounts import parse_mounts
 from kv_cache.core.units import PAGE_BYTES
 
@@ -114,7 +114,7 @@ class RawDevice:
             if error.errno == errno.EBUSY:
                 raise PlaceError(in_use(self.path, "another run or program")) from None
             raise PlaceError(
-                f"cache directory {self.path}: it cannot be opened ({error.strerror}); check the "
+                f"cache directory {self.path}: it cannot be opened ({os_reason(error)}); check the "
                 "device, or name another one"
             ) from error
 
@@ -125,7 +125,8 @@ def _block_name(path: Path) -> str:
         status = os.stat(path)
     except OSError as error:
         raise PlaceError(
-            f"--erase-device {path}: it cannot be looked at ({error.strerror}); name a block device"
+            f"--erase-device {path}: it cannot be looked at ({os_reason(error)}); name a block "
+            "device"
         ) from error
     number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
     name = block_device(number) if stat.S_ISBLK(status.st_mode) else None

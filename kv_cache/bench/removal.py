@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from kv_cache.bench.owner import OWNER_NAME
+from kv_cache.core.errors import os_reason
 
 _MOST_LOGGED = 3  # in a line on stderr; the result names all
 _SHARD = re.compile(r"[0-9a-f]{2}")
@@ -106,7 +107,7 @@ class Removal:
             os.rmdir(directory)
         except OSError as err:
             if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                self._fail(directory, err.strerror)
+                self._fail(directory, os_reason(err))
 
     @contextmanager
     def tolerated(self, path: Path) -> Iterator[None]:
@@ -116,7 +117,7 @@ class Removal:
         except FileNotFoundError:
             pass  # another process was quicker: it is gone, as wished
         except OSError as err:
-            self._fail(path, err.strerror)
+            self._fail(path, os_reason(err))
 
     def _shard(self, parent: int, path: Path) -> None:
         left = self.removed.left

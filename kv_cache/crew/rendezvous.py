@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from kv_cache.core.errors import ConfigError
+from kv_cache.core.errors import ConfigError, os_reason
 from kv_cache.core.mpirank import MpiRank
 from kv_cache.crew.child_processes import finding_this_package
 from kv_cache.installing import install_hint
@@ -52,7 +52,7 @@ def meet(rank: MpiRank, telling: Telling | None, patience_s: float = PATIENCE_S)
             env=finding_this_package(os.environ),
         )
     except OSError as error:
-        raise NoMpi(f"{sys.executable} cannot be started: {error.strerror}") from None
+        raise NoMpi(f"{sys.executable} cannot be started: {os_reason(error)}") from None
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"{rank} did not meet the others by MPI within {patience_s:g} s: every rank has to "

@@ -30,7 +30,7 @@ from kv_cache.bench.path_checks import (
 from kv_cache.bench.probes.stack import stack_of
 from kv_cache.bench.probes.throttles import Reads, as_limit, cpu_limit, io_limits
 from kv_cache.bench.procfs import cgroup_directories
-from kv_cache.core.errors import PlaceError
+from kv_cache.core.errors import PlaceError, os_reason
 from kv_cache.core.mounts import RAW_DEVICE, mount_of, parse_mounts
 from kv_cache.tiers.objects.place import ObjectPlace
 
@@ -74,7 +74,7 @@ class Reader:
             return (self.root / path.lstrip("/")).read_text(errors="surrogateescape").strip()
         except OSError as err:
             if not (optional and isinstance(err, FileNotFoundError)):
-                self.note(key, f"{path} ({err.strerror})")
+                self.note(key, f"{path} ({os_reason(err)})")
             return None
 
     def number(self, key: str, path: str) -> int | None:
@@ -441,7 +441,7 @@ def _below(reader: Reader, directory: str) -> list[str] | None:
     try:
         return sorted(os.listdir(reader.root / directory.lstrip("/")))
     except OSError as err:
-        reader.note("device.built_on", f"{directory} ({err.strerror})")
+        reader.note("device.built_on", f"{directory} ({os_reason(err)})")
         return None
 
 

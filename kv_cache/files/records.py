@@ -149,7 +149,7 @@ class LineWriter:
                 self._partial.rename(self.path)
         except OSError as error:
             self._error = self._error or error
-        return None if self._error is None else f"{self.path}: {self._error.strerror}"
+        return None if self._error is None else f"{self.path}: {os_reason(self._error)}"
 
     @property
     def sha256(self) -> str:

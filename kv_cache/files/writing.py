@@ -45,8 +45,7 @@ def cannot_write(
     path: Path, error: OSError, name: str, advice: str = "name another file"
 ) -> PlaceError:
     """Return what is raised if a file that was asked for cannot be written."""
-    reason = os_reason(error)
-    return PlaceError(f"{name} {path}: it cannot be written ({reason}); {advice}")
+    return PlaceError(f"{name} {path}: it cannot be written ({os_reason(error)}); {advice}")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from kv_cache.config.mlperf import MLPERF_OPTIONS, TRIALS
-from kv_cache.core.errors import UsageError
+from kv_cache.core.errors import UsageError, os_reason
 from kv_cache.mlperf.launcher import LaunchRecord, read_launch
 from kv_cache.mlperf.layout import (
     MANIFEST,
@@ -165,7 +165,7 @@ def _found(run: Path) -> dict[Spot, list[Path]]:
             for rank, directory in numbered(of_trial, "rank").items()
         }
     except OSError as error:
-        raise UsageError(f"{error.filename} cannot be looked at: {error.strerror}") from None
+        raise UsageError(f"{error.filename} cannot be looked at: {os_reason(error)}") from None
 
 
 def _expected(

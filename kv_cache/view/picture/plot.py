@@ -153,8 +153,7 @@ def require_ours(target: Path) -> None:
                 "another one with --output, or move that one away"
             )
     except OSError as error:
-        reason = os_reason(error)
-        raise PlaceError(f"picture {target}: it cannot be looked at ({reason})") from None
+        raise PlaceError(f"picture {target}: it cannot be looked at ({os_reason(error)})") from None
 
 
 def _ours(target: Path) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
-from kv_cache.core.errors import TraceError, did_you_mean
+from kv_cache.core.errors import TraceError, did_you_mean, os_reason
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.base import (
     BlockFormat,
@@ -69,7 +69,7 @@ def find_files(path: str) -> tuple[Path, ...]:
         if place.exists():
             return (_regular(place),)
     except OSError as problem:
-        raise TraceError(f"{path}: cannot be looked at: {problem.strerror}") from None
+        raise TraceError(f"{path}: cannot be looked at: {os_reason(problem)}") from None
     if "*" in path or "?" in path:
         return _by_pattern(path)
     raise TraceError(
