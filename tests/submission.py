@@ -52,11 +52,12 @@ def real_result(cwd: Path) -> Document:
         "--cpu-mem-gb 0 --max-concurrent-allocs 4 --generation-mode none --storage-capacity-gb 1"
     )
     told = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, str(ROOT / "mlperf_wrapper.py"), *words.split()],
-        cwd=cwd, check=True, capture_output=True, timeout=120,
+        cwd=cwd, capture_output=True, text=True, timeout=120,
         env={**os.environ, **told, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
     (path,) = (cwd / "out" / "rank_0").glob("*.json")
     document: Document = orjson.loads(path.read_bytes())
     shutil.rmtree(cwd / "out")

@@ -135,8 +135,9 @@ def test_a_signature_by_a_key_of_ones_own_tells_a_result_made_anew(directory: Pa
 def test_a_window_that_was_halved_holds_more_time_than_there_is(
     tmp_path: Path, verify: Callable[..., Say]
 ) -> None:
-    """Every rate is doubled, and all of the file made anew from what it says was counted."""
-    document = small(tmp_path, "--max-requests=0", "--duration=2.5").result
+    """Every rate is doubled, and all of the file made anew from what it says was counted. A busy
+    machine may read the counters late by most of a second: they are of more than half of this."""
+    document = small(tmp_path, "--max-requests=0", "--duration=5").result
     ends = document["kv_cache"]["phases_ns"]
     ends["measure_end"] = (ends["measure_start"] + ends["measure_end"]) // 2
     doubled = derive(read_run(document))
