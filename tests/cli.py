@@ -226,9 +226,9 @@ def small_alone(cwd: Path, *args: str, timeout: float = 120) -> Ran:
     return alone(cwd, *flags, timeout=timeout)
 
 
-def anything(directory: Path, pattern: str) -> bool:
-    """Whether something of that name is there; directories may go while they are looked at."""
+def anything(directory: Path, pattern: str, count: int = 1) -> bool:
+    """Whether so many of that name are there; directories may go while they are looked at."""
     try:
-        return any(directory.glob(pattern))
+        return sum(1 for _ in directory.glob(pattern)) >= count
     except FileNotFoundError:
         return False

@@ -25,6 +25,7 @@ from kv_cache.bench.probes.link import link_of
 from kv_cache.bench.probes.network import is_here
 from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.probes.payload_pages import examine
+from kv_cache.bench.probes.settings_watch import SettingsWatch
 from kv_cache.bench.probes.stack import stack_of
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.config.passport import PassportConfig
@@ -74,6 +75,7 @@ class Witness:
         self._pulse = pulse or StoreCalls()
         accounted = self._devices if self._accounted else ()
         self._still = CounterWatch(clock, self._stack.disks or accounted)
+        self._settings = SettingsWatch(directories, self._stack)
         self._settled_s = 0.0
         self._looks = self._measures = False  # between the first byte and the last; in the window
         self._payload: Mapping[str, Any] = {}
@@ -90,6 +92,7 @@ class Witness:
         self._began = self._instants()
         self._canary.start()
         self._still.start()
+        self._settings.start()
         self._before = self._counters()
         self._opened = self._closed = self._before
         self._ended = self._began
@@ -162,12 +165,16 @@ class Witness:
             self._after = self._counters()
         self._settled_s = time.monotonic() - began
         self._ended = self._instants()
+        self._settings.look()
         self._limits = self._limits_until_now()
+
+    def _calls(self) -> dict[str, object]:
+        return {**self._interposed, "tracers": self._settings.tracers} if self._interposed else {}
 
     def _limits_until_now(self) -> dict[str, object]:
         limits = throttles.between(self._throttles, throttles.read_throttles())
-        ours = [limit for limit in limits["io_limits"] if self._is_of_ours(limit)]
-        return {**limits, "io_limits": ours}
+        ever = {*limits["io_limits"], *self._settings.io_limits}
+        return {**limits, "io_limits": sorted(filter(self._is_of_ours, ever))}
 
     def _is_of_ours(self, limit: str) -> bool:
         """A limit's text begins with the device's name; a partition has its disk's, and a volume
@@ -186,6 +193,7 @@ class Witness:
         self._looks = self._measures = False
         self._canary.stop()
         self._still.stop()
+        self._settings.stop()
 
     def examine_payload(
         self, store: Store, refs: Sequence[CopyRef], seed: Seed, stopped: Callable[[], bool]
@@ -212,10 +220,10 @@ class Witness:
         now = self._counters()
         sections: dict[str, object] = {
             "page_cache": self.page_cache.section(),
-            "interposed": dict(self._interposed),
+            "interposed": self._calls(),
             "throttles": self._limits_until_now(),
             "clock": self._times(self._instants()),
-            "stack": self._stack.to_json(),
+            "stack": self._settings.stack,
             "ledger": {
                 **_ledger_so_far(now - self._before, self._own_begun, self._pulse.bytes_moved()),
                 "accounted": self._accounted,
@@ -266,7 +274,7 @@ class Witness:
         link = _link(self._config, self._devices if self._accounted else ())
         return {
             "page_cache": self.page_cache.section(),
-            "interposed": dict(self._interposed),
+            "interposed": self._calls(),
             "throttles": self._limits,
             "foreign": self._foreign(),
             "clock": {
@@ -281,7 +289,7 @@ class Witness:
             "settle_s": self._settled_s,
             "server_here": self._server_here,
             "accounted": self._accounted,
-            "stack": self._stack.to_json(),
+            "stack": self._settings.stack,
             "cores": throttles.usable_cores(),
         }
 

@@ -18,6 +18,7 @@ from tests.cli import (
     SIGNALS,
     SMALL,
     Ran,
+    anything,
     environment,
     finish,
     one_configuration,
@@ -209,7 +210,7 @@ def test_a_signal_while_populating_ends_the_run_with_a_result(tmp_path: Path) ->
 
 
 def wait_for_objects(cache: Path, process: "subprocess.Popen[str]", count: int = 5) -> None:
-    while len(list(cache.glob("*/*/*.kv"))) < count:
+    while not anything(cache, "*/*/*.kv", count):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
 

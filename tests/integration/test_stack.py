@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +107,14 @@ def disk(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_on(cwd: Path, directory: Path, *more: str) -> Any:
-    return measured(cwd, f"--cache-dir={directory / 'cache'}", "--storage-capacity-gb=0.25", *more)
+def run_on(
+    cwd: Path,
+    directory: Path,
+    *more: str,
+    beside: AbstractContextManager[object] | None = None,
+) -> Any:
+    places = (f"--cache-dir={directory / 'cache'}", "--storage-capacity-gb=0.25")
+    return measured(cwd, *places, *more, beside=beside)
 
 
 # --- neighbours on the same disk ----------------------------------------------------------------

@@ -108,7 +108,18 @@ class Stack(Struct, frozen=True, kw_only=True):
             return ()
         return tuple(dict.fromkeys(foot.name for foot in self.feet))
 
-    def to_json(self) -> dict[str, Any]:
+    def joined(self, other: "Stack") -> "Stack":
+        """Return everything that either has."""
+        return Stack(
+            feet=tuple(dict.fromkeys((*self.feet, *other.feet))),
+            devices=self.devices | other.devices,
+            not_compared=tuple(dict.fromkeys((*self.not_compared, *other.not_compared))),
+            no_barrier=tuple(dict.fromkeys((*self.no_barrier, *other.no_barrier))),
+            uncounted=tuple(dict.fromkeys((*self.uncounted, *other.uncounted))),
+            hidden_caches=tuple(dict.fromkeys((*self.hidden_caches, *other.hidden_caches))),
+        )
+
+    def to_json(self) -> dict[str, list[Any]]:
         return {
             "feet": [foot.to_json() for foot in self.feet],
             "not_compared": list(self.not_compared),

@@ -1,7 +1,8 @@
 """Who slows us down by order: the CPU and I/O limits of cgroups, memory limits, clock rates.
 
 A limit on any cgroup above this process holds for it as well, so all levels are looked at.
-Counters are differences over a window; limits are named where they held at either end of it.
+Counters are differences over a window; limits are named where they held at either end of it, or at
+a look between (`settings_watch`).
 Sources: admin-guide/cgroup-v2.rst, cgroup-v1/, scheduler/sched-bwc.rst, pm/cpufreq.rst.
 """
 
@@ -43,7 +44,7 @@ def read_throttles(root: Path = Path("/")) -> Throttles:
         cpu_throttled_periods=_sum(periods for periods, _ in cpu),
         cpu_throttled_ns=_sum(ns for _, ns in cpu),
         memory_limit_events=_sum(events),
-        io_limits=_io_limits(root),
+        io_limits=io_limits_now(root),
         governor=_governor(root),
         turbo=turbo(
             text_of(root / _CPU / "intel_pstate/no_turbo"), text_of(root / _CPU / "cpufreq/boost")
@@ -142,7 +143,7 @@ def _governor(root: Path) -> str | None:
     return ", ".join(sorted({text.strip() for text in texts if text})) or None
 
 
-def _io_limits(root: Path) -> tuple[str, ...]:
+def io_limits_now(root: Path = Path("/")) -> tuple[str, ...]:
     """List the limits of every device: `vda read_bps=1000 (/sys/fs/cgroup/a)`."""
     version, directories = _directories(root, "blkio")
     return tuple(

@@ -38,6 +38,11 @@ def interposed_calls(e: Evidence, t: Thresholds) -> Iterator[Look]:
             f"{first_few(hidden or [preload or ''])} is loaded beside the program's own "
             "libraries, as those of LD_AUDIT are, which can redirect any call; run without it"
         )
+    elif tracers := e.words("interposed.tracers"):
+        yield suspect(
+            f"{first_few(tracers)} traced this process, as strace and debuggers do: its system "
+            "calls wait for that, which can change what they do and return; run without it"
+        )
     elif disagreeing is None:
         yield unknown("what the C library's calls do was not compared with raw system calls")
     else:

@@ -22,7 +22,8 @@ def memory_foot(e: Evidence, t: Thresholds) -> Iterator[Look]:
     if not feet:
         yield unknown("what lies below the storage's file system is not known")
         return
-    in_memory = dict.fromkeys(_memory(feet))  # a stripe has several feet below one loop
+    every = [*feet, *_later(e)]
+    in_memory = dict.fromkeys(_memory(every))  # a stripe has several feet below one loop
     yield from in_memory
     if in_memory:
         return
@@ -89,18 +90,26 @@ def unseen_foot(e: Evidence, t: Thresholds) -> Iterator[Look]:
             f"({_path(foot)}); keep the counters of that side beside the result, or use a "
             "directory on a local drive"
         )
-    if not unseen:
+    names = {foot.text("name") for foot in feet}
+    changed = [foot for foot in _later(e) if foot.text("name") not in names]
+    for foot in changed:
+        yield suspect(
+            f"what lies below the storage changed while the run went on: {_path(foot)} was not "
+            "there as it began, and where its bytes went since is not known; mount nothing over "
+            "the cache directory"
+        )
+    if not unseen and not changed:
         yield well("each block device was followed down to where its bytes end")
 
 
 def durability(e: Evidence, t: Thresholds) -> Iterator[Look]:
     """V31: an fsync that need not reach the medium."""
-    fsync, mounts = e.text("engines.fsync"), e.words("stack.no_barrier")
+    fsync, mounts = e.text("engines.fsync"), _ever(e, "no_barrier")
     if fsync is None or mounts is None:
         yield unknown("how writes are synced, or how file systems are mounted, is not known")
     elif fsync not in _SYNCING:
         yield nothing("no fsync was asked for")
-    elif hidden := e.words("stack.hidden_caches"):
+    elif hidden := _ever(e, "hidden_caches"):
         yield suspect(
             f"--fsync {fsync} was asked for, but {', '.join(hidden)} has a write cache that the "
             "kernel was told to take for none (queue/write_cache), so an fsync does not flush it; "
@@ -124,6 +133,17 @@ def durability(e: Evidence, t: Thresholds) -> Iterator[Look]:
         )
     else:
         yield well("every file system of the stack waits for the drive's write cache at an fsync")
+
+
+def _later(e: Evidence) -> Sequence[Evidence]:
+    """Return feet that were not there as the run began."""
+    return e.rows("stack.later.feet") or []
+
+
+def _ever(e: Evidence, name: str) -> list[str] | None:
+    """Return what the stack had as the run began, or at a look since; None if it is not known."""
+    first, later = (e.words(f"{where}.{name}") for where in ("stack", "stack.later"))
+    return None if first is None else [*first, *(later or ())]
 
 
 def _below_a_device(foot: Evidence) -> bool:

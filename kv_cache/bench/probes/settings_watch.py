@@ -1,0 +1,73 @@
+"""What is set below the storage and around this process, looked at once a second of a run.
+
+A limit, a mount option or the mode of a loop device that somebody sets while a run goes on, and
+takes back before it ends, is at neither end of it. It reads what the kernel keeps in memory.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from kv_cache.bench.probes import throttles
+from kv_cache.bench.probes.stack import Stack, stack_of
+from kv_cache.bench.procfs import parse_pairs, text_of
+
+INTERVAL_S = 1.0
+_PATIENCE_S = 1.0  # a network file system that hangs holds a look for as long as it does
+
+
+class SettingsWatch:
+    """Looks from `start` to `stop`."""
+
+    def __init__(self, directories: Sequence[Path], first: Stack) -> None:
+        """`first` is the stack below the directories as the run begins."""
+        self._directories = directories
+        self._lock = threading.Lock()
+        self._first = self._all = first
+        self._limits: set[str] = set()
+        self._tracers: set[str] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="settings-watch", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; once only."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE_S)
+
+    @property
+    def stack(self) -> dict[str, object]:
+        """Return the stack as it was first, and under `later` what was added to it since."""
+        with self._lock:
+            first, rows = self._first.to_json(), self._all.to_json()
+        later = {name: [row for row in rows[name] if row not in first[name]] for name in first}
+        return {**first, "later": later}
+
+    @property
+    def io_limits(self) -> set[str]:
+        """Return every limit that was in force at a look, as `throttles` words it."""
+        with self._lock:
+            return set(self._limits)
+
+    @property
+    def tracers(self) -> list[str]:
+        """Return who traced this process at a look, each as its name and number."""
+        with self._lock:
+            return sorted(self._tracers)
+
+    def _run(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self.look()
+
+    def look(self) -> None:
+        limits, stack = throttles.io_limits_now(), stack_of(self._directories)
+        tracer = parse_pairs(text_of(Path("/proc/self/status")) or "").get("TracerPid", "0")
+        with self._lock:
+            self._limits.update(limits)
+            self._all = self._all.joined(stack)
+            if tracer != "0":
+                name = (text_of(Path(f"/proc/{tracer}/comm")) or "a process").strip()
+                self._tracers.add(f"{name} ({tracer})")

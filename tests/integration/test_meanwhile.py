@@ -1,0 +1,266 @@
+"""What is done to a run while it goes on, and undone before it ends, is named: limits, mounts, loop
+devices, tracers; and so is what others do to its files."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.devices import LOOP_TOOLS, why_not
+from tests import cli
+from tests.integration.test_passport import (
+    WhenLoaded,
+    cgroup,
+    flags,
+    measured,
+    mounted,
+    path_of,
+    process,
+    started,
+)
+from tests.integration.test_runs import wait_for_objects
+from tests.integration.test_stack import disk, on_image, run_on, tool
+from tests.passports import named, names, says
+
+NO_LOOPS = why_not(LOOP_TOOLS)
+needs_loops = pytest.mark.skipif(NO_LOOPS is not None, reason=NO_LOOPS or "they are there")
+pytestmark = pytest.mark.root
+__all__ = ["disk"]  # a fixture
+
+LONG = ("--max-requests=0", "--duration=5")
+A_WHILE_S = 2.5
+"""In which the settings are looked at twice at least."""
+
+
+@contextmanager
+def for_a_while(change: AbstractContextManager[object], cache: Path) -> Iterator[None]:
+    """Change something after the first object of the run beside this, and change it back."""
+    over, failed = threading.Event(), []
+
+    def act() -> None:
+        while not cli.anything(cache, "*/*/*.kv"):
+            if over.wait(0.02):
+                return
+        try:
+            with change:
+                over.wait(A_WHILE_S)
+        except (OSError, subprocess.CalledProcessError) as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert not failed
+
+
+@contextmanager
+def switched(do: Callable[[], object], undo: Callable[[], object]) -> Iterator[None]:
+    do()
+    try:
+        yield
+    finally:
+        undo()
+
+
+@contextmanager
+def in_memory(directories: Iterator[Path]) -> Iterator[None]:
+    """Memory mounted over directories that others use."""
+    with ExitStack() as stack:
+        for directory in directories:
+            tool("mount", "-t", "tmpfs", "tmpfs", str(directory))
+            stack.callback(tool, "umount", "--lazy", str(directory))
+        yield
+
+
+# --- settings below the storage ------------------------------------------------------------------
+
+
+@needs_loops
+def test_an_io_limit_that_is_gone_before_the_run_ends_is_named(disk: Path) -> None:
+    with on_image(disk / "image", direct=True) as directory:
+        loop = Path(tool("findmnt", "-no", "SOURCE", str(directory))).name
+        number = Path(f"/sys/block/{loop}/dev").read_text().strip()
+        limit = cgroup("blkio", "throttle.read_bps_device", f"{number} 900000000000")
+        beside = for_a_while(limit, directory / "cache")
+        own = run_on(disk, directory, *LONG, beside=beside)
+    names(own, V24="suspect")
+    assert f"{loop} read_bps=900000000000" in says(own, "V24")
+
+
+@needs_loops
+def test_barriers_that_are_off_for_a_part_of_the_run_are_named(disk: Path) -> None:
+    with on_image(disk / "image", direct=True) as directory:
+
+        def remount(option: str) -> Callable[[], object]:
+            return lambda: tool("mount", "-o", f"remount,{option}", str(directory))
+
+        change = switched(remount("barrier=0"), remount("barrier=1"))
+        beside = for_a_while(change, directory / "cache")
+        own = run_on(disk, directory, *LONG, "--fsync=object", beside=beside)
+    names(own, V31="suspect")
+    assert "is mounted without barriers" in says(own, "V31")
+    assert own["passport"]["evidence"]["stack"]["no_barrier"] == []
+
+
+@needs_loops
+def test_direct_io_of_a_loop_device_that_is_off_for_a_part_of_the_run_is_named(disk: Path) -> None:
+    with on_image(disk / "image", direct=True) as directory:
+        loop = tool("findmnt", "-no", "SOURCE", str(directory))
+
+        def direct(word: str) -> Callable[[], object]:
+            return lambda: tool("losetup", f"--direct-io={word}", loop)
+
+        beside = for_a_while(switched(direct("off"), direct("on")), directory / "cache")
+        own = run_on(disk, directory, *LONG, beside=beside)
+    names(own, V27="invalid")
+    assert "(loop without direct I/O: dio 0) answers from the page cache" in says(own, "V27")
+
+
+@needs_loops
+def test_a_device_that_stops_counting_in_the_run_is_named(disk: Path) -> None:
+    with on_image(disk / "image", direct=True) as directory:
+        loop = Path(tool("findmnt", "-no", "SOURCE", str(directory))).name
+        counts = Path(f"/sys/block/{loop}/queue/iostats")
+        change = switched(lambda: counts.write_text("0"), lambda: counts.write_text("1"))
+        own = run_on(disk, directory, *LONG, beside=for_a_while(change, directory / "cache"))
+    assert {"V19", "V27"} & named(own).keys()
+    names(own, also=("V19", "V27"))
+
+
+# --- mounts over the cache -----------------------------------------------------------------------
+
+
+def test_memory_that_is_mounted_over_the_cache_directory_is_named(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    beside = for_a_while(in_memory(iter([cache])), cache)
+    own = measured(tmp_path, *LONG, beside=beside)
+    names(own, V28="suspect", also=("V12",))
+    assert f"tmpfs {cache} was not there as it began" in says(own, "V28")
+
+
+def test_memory_that_is_mounted_over_the_objects_is_named(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    quarter = (each for each in cache.glob("*/[0-3]?") if each.is_dir())
+    own = measured(tmp_path, *LONG, beside=for_a_while(in_memory(quarter), cache))
+    names(own, V6="invalid", V1="invalid", also=("V2", "V3", "V12", "V19"))
+    assert "the rest never was I/O of this process" in says(own, "V6")
+
+
+def test_an_overlay_is_named(tmp_path: Path) -> None:
+    parts = {name: tmp_path / name for name in ("lower", "upper", "work")}
+    for part in parts.values():
+        part.mkdir()
+    options = ",".join(f"{name}dir={part}" for name, part in parts.items())
+    at = tmp_path / "merged"
+    with mounted(at, "-t", "overlay", "overlay", "-o", options):
+        own = measured(tmp_path, f"--cache-dir={at / 'cache'}")
+    names(own, V5="suspect")
+    assert "file system overlay" in says(own, "V5")
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["file", "arena", "bucket"])
+def test_holes_that_others_punch_into_the_objects_are_named(layout: str, tmp_path: Path) -> None:
+    turn = itertools.count()
+
+    def punch(fd: int) -> None:
+        if next(turn) % 10 == 9:
+            path = path_of(fd)
+            tool("fallocate", "--punch-hole", "--length", str(path.stat().st_size), str(path))
+
+    own = measured(tmp_path, f"--layout={layout}", wrap=lambda store: WhenLoaded(store, punch))
+    names(own, V22="invalid", V12="invalid", also=("V1", "V2", "V6", "V19"))
+    assert "did not have the data that was stored" in says(own, "V22")
+
+
+# --- the process ---------------------------------------------------------------------------------
+
+HALF_SPEED = """
+import time
+now, began = time.monotonic_ns, time.monotonic_ns()
+time.monotonic_ns = lambda: began + (now() - began) // 2
+"""
+NO_FSYNC = """
+import os
+os.fsync = os.fdatasync = lambda fd: None
+"""
+
+
+def with_site(cwd: Path, code: str, *more: str) -> Any:
+    """A run of an interpreter that runs this code before any program."""
+    (cwd / "site").mkdir()
+    (cwd / "site/sitecustomize.py").write_text(code)
+    environ = cli.environment() | {"PYTHONPATH": f"{cwd / 'site'}:{cli.ROOT}"}
+    command = cli.command("run", *flags(cwd, more, {}))
+    subprocess.run(command, cwd=cwd, env=environ, capture_output=True, check=False)
+    return json.loads((cwd / "R.json").read_bytes())["kv_cache"]
+
+
+def test_an_interpreter_whose_clock_is_replaced_is_named(tmp_path: Path) -> None:
+    own = with_site(tmp_path, HALF_SPEED, "--max-requests=0", "--duration=1")
+    names(own, V21="invalid", also=("V25",))
+    assert "something answers for the clock" in says(own, "V21")
+
+
+def test_an_interpreter_whose_fsync_is_replaced_is_named(tmp_path: Path) -> None:
+    own = with_site(tmp_path, NO_FSYNC, "--fsync=object")
+    names(own, V4="invalid", also=("V31",))
+    assert "fsync" in says(own, "V4")
+
+
+def strace(*more: str) -> list[str]:
+    if (program := shutil.which("strace")) is None:
+        pytest.skip("strace is not installed")
+    return [program, "-f", "-qq", "-o", "/dev/null", *more]
+
+
+def test_a_tracer_that_answers_fsync_is_named(tmp_path: Path) -> None:
+    command = cli.command("run", *flags(tmp_path, ["--fsync=object"], {}))
+    fake = strace("-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:retval=0")
+    subprocess.run([*fake, *command], cwd=tmp_path, check=True, capture_output=True)
+    own = json.loads((tmp_path / "R.json").read_bytes())["kv_cache"]
+    names(own, V4="invalid", also=("V31",))
+
+
+def test_a_tracer_that_comes_and_goes_is_named(tmp_path: Path) -> None:
+    program = started(tmp_path, *LONG)
+    wait_for_objects(tmp_path / "cache", program)
+    with process(*strace("-e", "trace=none", "-p", str(cli.worker_of(program)))) as tracer:
+        time.sleep(A_WHILE_S)
+        tracer.send_signal(signal.SIGINT)
+        tracer.wait()
+    done = cli.finish(program, tmp_path)
+    assert done.code == 0, done.err
+    names(done.own, V4="suspect")
+    assert "strace (" in says(done.own, "V4")
+
+
+def test_a_run_that_is_stopped_for_moments_again_and_again_is_named(tmp_path: Path) -> None:
+    """Each stop is shorter than what a gap is, and the wall clock has nothing to show for it."""
+    program = started(tmp_path, "--max-requests=0", "--duration=8")
+    wait_for_objects(tmp_path / "cache", program)
+    worker = cli.worker_of(program)
+    for _ in range(6):
+        time.sleep(0.7)
+        os.kill(worker, signal.SIGSTOP)
+        time.sleep(0.3)
+        os.kill(worker, signal.SIGCONT)
+    done = cli.finish(program, tmp_path)
+    assert done.code == 0, done.err
+    names(done.own, V25="suspect")
