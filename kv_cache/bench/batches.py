@@ -19,9 +19,20 @@ from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import PAGE_BYTES
 from kv_cache.tiers import native
-from kv_cache.tiers.base import NEW_MODE, Capability, Names, Place, Sink, Span, Tap, reason_of
+from kv_cache.tiers.base import (
+    NEW_MODE,
+    Capability,
+    Names,
+    Place,
+    Sink,
+    Span,
+    Tap,
+    Unsynced,
+    reason_of,
+)
 from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.native import STEPS, Does, Moved, Piece, PieceTable
+from kv_cache.tiers.nvme.layouts import close_all
 from kv_cache.tiers.payload import MISMATCH, Payload
 
 _ALL_MOVED = (0, native.WRONG)
@@ -38,6 +49,7 @@ class Batched:
         self.sink: Sink | None = None
         self.names: Names | None = None
         self.place: Place | None = None
+        self.kept: int | None = None  # its file, which is open still
         self.error: StoreError | None = None
 
     @property
@@ -46,7 +58,9 @@ class Batched:
         if self.place is not None:
             return self.place.spans
         if self.names is not None:
-            return (Span(-1, 0, self.ref.nbytes),)  # of the file that is opened then
+            return (
+                Span(-1, self.names.offset, self.ref.nbytes),
+            )  # of the file that is opened then
         end = self.tap or self.sink
         return () if end is None else end.spans
 
@@ -57,11 +71,17 @@ class Batched:
             tap.close()
         if sink is not None:
             sink.abort()
+        self.close_kept()
+
+    def close_kept(self) -> None:
+        fd, self.kept = self.kept, None
+        if fd is not None:
+            os.close(fd)
 
 
 # Numbers, as arithmetic on flags takes a microsecond a row.
 _OPEN, _SYNC, _CLOSE, _RENAME = map(int, (Does.OPEN, Does.SYNC, Does.CLOSE, Does.RENAME))
-_NOWHERE = int(Does.NOWHERE)
+_KEEP, _NOWHERE = int(Does.KEEP), int(Does.NOWHERE)
 _MEMORY = int(Does.MEMORY)
 _STEPS = {_SYNC: "fsync", _CLOSE: "close", _RENAME: "rename"}
 
@@ -203,12 +223,14 @@ class BatchMover:
         pieces: list[Piece] = []
         for number, chunk in enumerate(live):
             of, address = chunk.of, buffer.address + chunk.page * PAGE_BYTES
-            rows = self._pieces(
+            rows: Iterable[Piece] = self._pieces(
                 number, of.spans, of.ref, chunk.offset, chunk.nbytes, address, all_of
             )
+            beside = all_of & _NOWHERE
             if of.names is not None:
-                beside = all_of & _NOWHERE
                 rows = _with_steps(number, of.names, rows, writes=writes, beside=beside)
+            elif writes and of.place is not None:
+                rows = [*rows, *sync_rows(number, of.place.sync, beside)]
             first = len(pieces)
             pieces.extend(rows)
             owners += [chunk] * (len(pieces) - first)
@@ -219,6 +241,25 @@ class BatchMover:
         results = self._run(table, how=how)
         for piece, chunk, moved in zip(pieces, owners, results, strict=True):
             self._tell(chunk, piece, moved, writes=writes)
+
+    def sync(self, one: Batched, due: Unsynced) -> None:
+        """Sync files as a step of one write, all whatever happens, and close them. Raises
+        StoreError."""
+        rows = [row for number, fd in enumerate(due.files) for row in sync_rows(number, (fd,))]
+        table = PieceTable(rows)
+        one.timer.begin_outside(partial(table.began_ns, 0))
+        try:
+            results = self.transfers.run(table, self._abort)
+        finally:
+            close_all(due.fds)
+        began = [moved.began_ns for moved in results if moved.began_ns]
+        if began:
+            ended_ns = max(moved.ended_ns for moved in results)
+            one.timer.stepped("fsync", *map(self._clock.of_monotonic, (began[0], ended_ns)))
+        one.timer.calling = False
+        for moved in results:
+            if moved.error:
+                raise _error(moved.error, one.ref, writes=True)
 
     def _pieces(
         self,
@@ -243,6 +284,8 @@ class BatchMover:
         """Note what became of one piece of an operation."""
         of, timer = chunk.of, chunk.of.timer
         if moved.began_ns and piece.does & STEPS:
+            if piece.does & _KEEP:
+                of.kept = moved.nbytes or None
             began_ns, ended_ns, _ = self._calls(moved)
             opening = "create" if writes else "open"
             timer.stepped(_STEPS.get(piece.does & STEPS, opening), began_ns, ended_ns)
@@ -260,6 +303,11 @@ def done_to(does: Does, how: Capability) -> int:
     return int(does) | nowhere | (_MEMORY if Capability.MEMORY in how else 0)
 
 
+def sync_rows(number: int, fds: Iterable[int], beside: int = 0) -> list[Piece]:
+    """Return the rows that sync files which are open already, for an object."""
+    return [Piece(number, _SYNC | beside, fd, 0, 0, 0, 0, 0, 0) for fd in fds]
+
+
 def _with_steps(
     number: int, names: Names, pieces: Iterable[Piece], *, writes: bool, beside: int
 ) -> Iterator[Piece]:
@@ -273,7 +321,7 @@ def _with_steps(
     yield from pieces
     if names.sync:
         yield step(_SYNC)
-    yield step(_CLOSE)
+    yield step(_CLOSE | _KEEP if names.keep else _CLOSE)
     if names.complete is not None:
         yield step(_RENAME, to=native.address_of(names.complete))
 

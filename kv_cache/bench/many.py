@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kv_cache.bench.batches import BatchMover, done_to
+from kv_cache.bench.batches import BatchMover, done_to, sync_rows
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import CopyRef, Delete, Leg, Read, Write
@@ -73,6 +73,7 @@ class PlacedObjects:
                 bases = payload.bases(ref, begin) if begin else first
                 pieces.append((number, does, fd, offset, nbytes, at + begin, *bases))
                 begin += nbytes
+            pieces += sync_rows(number, place.sync, does & Does.NOWHERE)
         self.table = PieceTable(pieces)
 
     def calls(self) -> Iterator[_RowCall]:

@@ -5,7 +5,6 @@ a buffer) is the host's share. Loads and stores have pools of their own: a buffe
 pool is only ever stamped, so that its noise stays what it was.
 """
 
-import errno
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, compress, groupby
@@ -18,11 +17,11 @@ from kv_cache.bench.batches import Batched, BatchMover, beginning_of
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
 from kv_cache.bench.many import AloneAfterAll, PlacedMover, PlacedObjects, delete_many
+from kv_cache.bench.placed_ends import PlacedEnds
 from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import (
     ABORTED,
-    VANISHED,
     CopyRef,
     Delete,
     Leg,
@@ -46,13 +45,10 @@ from kv_cache.tiers.base import (
     Store,
     Tap,
     call_nothing,
-    reason_of,
 )
 from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.native import AbortFlag, Does
 from kv_cache.tiers.payload import MISMATCH, Payload
-
-_EXISTS = reason_of(OSError(errno.EEXIST, ""))
 
 AT_ONCE_BYTES = 2 * MIB
 """Of one call: more are divided among threads. An object of over an eighth of it is alone: where
@@ -144,6 +140,7 @@ class Mover:
             for tier, store in stores.items()
             if self._in_batches[tier] and Capability.PLACED in store.capabilities
         }
+        self._ends = None if batches is None else PlacedEnds(self._placed, batches)
         self._how = {tier: store.capabilities for tier, store in stores.items()}
         self._found_at_once = {
             tier for tier in self._placed if Capability.FOUND_AT_ONCE in self._how[tier]
@@ -449,8 +446,8 @@ class Mover:
                 ):  # which is looked at while it is open
                     one.tap = self._open(one.timer, one.ref, sampled=True)
                     return
-                if self._find(one, placed, reads=reads):
-                    return
+                self._find(one, placed, reads=reads)
+                return
             if reads:
                 one.tap = self._open(one.timer, one.ref)
             else:
@@ -458,12 +455,10 @@ class Mover:
         except StoreError as error:
             one.error = error
 
-    def _find(self, one: Batched, store: PlacedStore, *, reads: bool) -> bool:
-        """Return whether an object needs no tap or sink."""
+    def _find(self, one: Batched, store: PlacedStore, *, reads: bool) -> None:
+        """Have an object without tap or sink."""
         one.timer.start()
         place = store.place(one.ref, writes=not reads)
-        if place is None:
-            return False
         one.timer.engine = place.engine
         if isinstance(place, Names):
             one.names, one.timer.calling = place, False  # rows have instants of their own
@@ -471,7 +466,6 @@ class Mover:
             one.place = place
             one.timer.end_of_names()
             one.timer.steps = tuple(place.steps)
-        return True
 
     def _end_read(self, one: Batched) -> OpDone:
         self._close_tap(one)
@@ -509,19 +503,10 @@ class Mover:
         try:
             if sink is not None:
                 self._end_sink(one, sink)
-            elif one.error is not None and (one.names or one.place):
-                self._give_up(one)
+            elif self._ends is not None:
+                self._ends.end(one)
         except StoreError as error:
             one.error = error
-
-    def _give_up(self, one: Batched) -> None:
-        """Leave nothing of a write that failed, unless the name was another's before."""
-        if one.error is not None and one.error.reason != _EXISTS:
-            try:
-                self._placed[one.ref.tier].give_up(one.ref)
-            except StoreError as error:
-                if error.reason != VANISHED:
-                    raise
 
     def _end_sink(self, one: Batched, sink: Sink) -> None:
         try:

@@ -132,6 +132,15 @@ class Names(NamedTuple):
     sync: bool  # when it is written
     complete: bytes | None  # what it is called from then on, when it is written
     engine: str
+    offset: int = 0  # of the object in its file
+    keep: bool = False  # when it is written it stays open, for `synced_with`
+
+
+class Unsynced(NamedTuple):
+    """Files to sync together: a descriptor of each, and all those to close afterwards."""
+
+    files: Sequence[int]
+    fds: Sequence[int]
 
 
 class Place(NamedTuple):
@@ -140,20 +149,30 @@ class Place(NamedTuple):
     spans: Sequence[Span]
     steps: Sequence[MetadataStep]  # that it took to find it
     engine: str
+    sync: Sequence[int] = ()  # descriptors, when it is written
+    keep: bool = False  # when it is written, `synced_with`
+    ends: bool = False  # a write by `complete`
 
 
 class PlacedStore(Store, Protocol):
     """A store whose objects can be had without taps and sinks."""
 
-    def place(self, ref: CopyRef, *, writes: bool) -> Names | Place | None:
-        """Return how to write or read a copy; None: by its sink or tap. Raises StoreError."""
+    def place(self, ref: CopyRef, *, writes: bool) -> Names | Place:
+        """Return how to write or read a copy. Raises StoreError."""
 
     def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
         """Return where each copy is to be written, or read, or why it cannot be: of a store that
         is `FOUND_AT_ONCE`."""
 
-    def give_up(self, ref: CopyRef) -> None:
-        """Remove what was written of a copy at its place."""
+    def synced_with(self, ref: CopyRef, spans: Sequence[Span], fd: int | None) -> Unsynced | None:
+        """Note that a copy was written, in a file that is open as `fd`, which is the store's from
+        now on, or in those of `spans`; return what is to be synced now."""
+
+    def complete(self, ref: CopyRef, spans: Sequence[Span]) -> Sequence[MetadataStep]:
+        """End the write of a copy; return the steps that it took."""
+
+    def give_up(self, ref: CopyRef, spans: Sequence[Span]) -> None:
+        """Remove what was written of a copy, in `spans` or under its names."""
 
 
 def call_nothing() -> None:

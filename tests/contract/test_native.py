@@ -302,6 +302,43 @@ def test_files_are_opened_and_closed_by_rows_and_closed_after_every_failure(
     os.close(files.directory)
 
 
+def test_a_file_that_stays_open_is_the_callers_also_after_a_failure(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "f")
+    files = Files(rig, tmp_path)
+    written = rig.pieces([3, 2], Does.WRITE | STAMPED)
+    pieces = [*files.of(0, written[0], "0.tmp", to="0"), *files.of(1, written[1], "1.tmp", to="1")]
+    pieces = [p._replace(does=p.does | Does.KEEP) if p.does & Does.CLOSE else p for p in pieces]
+    pieces[6] = pieces[6]._replace(nbytes=PAGE_BYTES // 3)  # which direct writes refuse
+    done = rig.run(pieces)
+    failed = [0, errno.EINVAL, LEFT_OUT, 0, LEFT_OUT]
+    assert [m.error for m in done] == [0] * 5 + failed
+    kept = [done[3].nbytes, done[8].nbytes]
+    assert [os.fstat(fd).st_size for fd in kept] == [3 * PAGE_BYTES, 0]
+    for fd in kept:
+        os.close(fd)
+    os.close(files.directory)
+
+
+def test_files_that_are_open_are_synced_when_all_of_their_object_is_written(rig: Rig) -> None:
+    reading, writing = os.pipe()  # which cannot be synced
+    pieces = []
+    for piece in rig.pieces([2, 3, 1, 4], Does.WRITE | STAMPED):
+        fd = {1: reading, 2: NO_FD}.get(piece.object, rig.fd)
+        sync = Piece(piece.object, Does.SYNC, fd, 0, 0, 0, 0, 0, 0)
+        pieces += [piece._replace(fd=NO_FD) if piece.object == 2 else piece, sync]
+    done = rig.run(pieces)
+    errors = [0, 0, 0, errno.EINVAL, errno.EBADF, LEFT_OUT, 0, 0]
+    assert [m.error for m in done] == errors
+    for wrote, synced in ((0, 1), (6, 7)):
+        assert 0 < done[wrote].ended_ns <= done[synced].began_ns < done[synced].ended_ns
+    nowhere = [p._replace(fd=NO_FD, does=p.does | Does.NOWHERE) for p in pieces]
+    assert not any(m.error for m in rig.run(nowhere))
+    rig.abort.set()
+    assert {m.error for m in rig.run(pieces)} == {ABORTED}
+    for fd in (reading, writing):
+        os.close(fd)
+
+
 def test_once_aborted_nothing_is_begun(rig: Rig) -> None:
     rig.store([1, 1])
     rig.abort.set()
@@ -402,5 +439,5 @@ def test_sanitizers_find_nothing_in_the_native_code(
     made = subprocess.run([*cc, *flags, str(driver), "-o", str(binary)], capture_output=True)
     if made.returncode:
         pytest.skip(f"this compiler has no such sanitizer: {made.stderr.decode()[-200:]}")
-    ended = subprocess.run([binary, tmp_path / "f", way], capture_output=True, text=True)
+    ended = subprocess.run([binary, tmp_path / "f", tmp_path, way], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -441,13 +441,17 @@ needs_devices = pytest.mark.skipif(NO_DEVICES is not None, reason=NO_DEVICES or 
 @pytest.mark.root
 @needs_native
 @pytest.mark.parametrize(
-    ("layout", "engine", "native"),
-    [("file", "direct", False), ("arena", "uring", False), ("bucket", "mmap", False),
-     ("file", "direct", True), ("arena", "direct", True), ("arena", "uring", True)],
+    ("layout", "engine", "fsync", "native"),
+    [("file", "direct", "object", False), ("arena", "uring", "object", False),
+     ("bucket", "mmap", "object", False), ("file", "direct", "object", True),
+     ("file", "direct", "batch", True), ("arena", "direct", "object", True),
+     ("bucket", "direct", "object", True), ("bucket", "direct", "batch", True),
+     ("arena", "uring", "object", True)],
 )  # fmt: skip
 def test_a_device_that_fails_for_a_while_is_told_and_the_run_goes_on(
-    layout: str, engine: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    layout: str, engine: str, fsync: str, native: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     if engine == "uring" and uring.uring_missing() is not None:
         pytest.skip(str(uring.uring_missing()))
     with faulty_directory(0.2) as faults:
@@ -459,7 +463,7 @@ def test_a_device_that_fails_for_a_while_is_told_and_the_run_goes_on(
 
         told = watched_run(
             tmp_path, monkeypatch, "--duration=2.2",
-            f"--layout={layout}", f"--io-engine={engine}", "--cpu-mem-gb=0", "--fsync=object",
+            f"--layout={layout}", f"--io-engine={engine}", "--cpu-mem-gb=0", f"--fsync={fsync}",
             "--storage-capacity-gb=0.1", meanwhile=break_and_mend, cache=faults.path, native=native,
         )  # fmt: skip
         told.assert_nothing_wrong_was_served()

@@ -29,6 +29,7 @@ from kv_cache.metrics.window import NO_LATENCY, Gauges, OpWindow, Window
 from kv_cache.tiers import native
 from kv_cache.tiers.base import Capability
 from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.tiers.native import AbortFlag
 from kv_cache.tiers.nvme.rehearsal import rehearsed_storage
 from kv_cache.tiers.payload import Payload
@@ -185,15 +186,15 @@ needs_native = pytest.mark.skipif(isinstance(native.library(), str), reason="no 
 
 
 @needs_native
+@pytest.mark.parametrize("fsync", FSYNC)
 @pytest.mark.parametrize("verify", Verify)
-@pytest.mark.parametrize("layout", ["file", "arena", "bucket"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rehearsal_goes_the_way_of_the_run_and_may_move_less(
-    layout: str, verify: Verify, tmp_path: Path
+    layout: str, verify: Verify, fsync: str, tmp_path: Path
 ) -> None:
-    store = rehearsed_storage(64 * MIB, layout=layout, engine="auto")
+    store = rehearsed_storage(64 * MIB, layout=layout, engine="auto", fsync=fsync)
     assert store is not None
-    assert (Capability.AT_ONCE in store.capabilities) is (layout != "bucket")
-    assert (Capability.PLACED in store.capabilities) is (layout != "bucket")
+    assert Capability.AT_ONCE | Capability.PLACED in store.capabilities
     payload, clock, abort = Payload(Seed(3), MIB), MonotonicClock(), AbortFlag()
     batches = native_batches(payload, clock, verify, abort, 4)
     pools = BufferPool(2, MIB), BufferPool(2, MIB)
@@ -219,10 +220,3 @@ def test_a_rehearsal_goes_the_way_of_the_run_and_may_move_less(
 def test_what_python_moves_has_no_such_storage() -> None:
     assert rehearsed_storage(MIB, layout="file", engine="buffered") is None
     assert rehearsed_storage(MIB, layout="file", engine="direct", write_engine="mmap") is None
-
-
-def test_whoever_waits_for_each_object_moves_none_at_once() -> None:
-    store = rehearsed_storage(MIB, layout="arena", engine="direct", fsync="object")
-    assert store is not None
-    assert Capability.AT_ONCE not in store.capabilities
-    store.close()

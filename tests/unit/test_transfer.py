@@ -22,6 +22,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, PAGE_BYTES
 from kv_cache.tiers.base import Capability, Sink, Store, Tap
 from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.native import AbortFlag
 from kv_cache.tiers.null import NullStore
@@ -157,9 +158,11 @@ def _rig(request: pytest.FixtureRequest, engine: str, tmp_path: Path) -> Iterato
 
 
 def descriptors() -> int:
-    """Count them, without the rings of threads that go on."""
+    """Count them, without the rings of threads that go on, and connections of other tests to a
+    server, which end when they have been idle for a while."""
     places = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
-    return sum("io_uring" not in os.readlink(place) for place in places if os.path.islink(place))
+    links = [os.readlink(place) for place in places if os.path.islink(place)]
+    return sum("io_uring" not in link and not link.startswith("socket:") for link in links)
 
 
 ENGINE = {Tier.GPU: "emulated-in-ram", Tier.CPU: "ram"}
@@ -245,14 +248,10 @@ def test_many_operations_in_a_call_are_each_as_one_alone(rig: Rig) -> None:
     assert (rig.loads.available, rig.stored.available) == (POOL, POOL)
 
 
-@pytest.mark.parametrize(
-    ("layout", "fsync", "at_once"),
-    [("arena", "never", True), ("arena", "batch", True), ("arena", "object", False),
-     ("file", "never", True), ("file", "batch", False), ("file", "object", True),
-     ("bucket", "never", False)],
-)  # fmt: skip
-def test_what_needs_no_call_of_pythons_moves_at_once_as_much_as_a_buffer_holds(
-    tmp_path: Path, layout: str, fsync: str, at_once: bool
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fsync", FSYNC)
+def test_every_layout_moves_at_once_as_much_as_a_buffer_holds(
+    tmp_path: Path, layout: str, fsync: str
 ) -> None:
     """Reads and writes apart, those of memory, deletes and what is larger than a buffer alone."""
     store = open_storage(
@@ -265,9 +264,8 @@ def test_what_needs_no_call_of_pythons_moves_at_once_as_much_as_a_buffer_holds(
     small, large = [rig.copy(Tier.NVME, half) for _ in range(5)], rig.copy(Tier.NVME)
     writes: list[Op] = [Write(ref, Cause.PREFILL) for ref in [*small, large]]
     others: list[Op] = [Read(small[0], Cause.REUSE), Write(rig.copy(Tier.CPU), Cause.PREFILL)]
-    alone = [[number] for number in range(9)]
     together = [[0, 1], [2, 3], [4], [5], [6], [7], [8]]
-    assert rig.mover.units([*writes, *others, *writes[:1]]) == (together if at_once else alone)
+    assert rig.mover.units([*writes, *others, *writes[:1]]) == together
     test_many_operations_in_a_call_are_each_as_one_alone(rig)
 
 
@@ -286,6 +284,83 @@ def test_steps_of_files_are_timed_apart_in_a_batch_as_alone(tmp_path: Path, kind
         assert [step.name for step in leg.steps] == wanted
         assert 0 < sum(step.duration_ns for step in leg.steps) < leg.device_ns
         assert leg.engine == "direct"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fsync", FSYNC)
+def test_what_is_synced_when_is_the_same_as_in_python(
+    tmp_path: Path, layout: str, fsync: str
+) -> None:
+    """Of writes and of moves, in files that are filled on the way; the reads find all of it."""
+    steps: dict[bool, list[list[str]]] = {}
+    for native in (False, True):
+        (root := tmp_path / str(native)).mkdir()
+        store = open_storage(
+            root, capacity_bytes=64 * SIZE, layout=layout, engine="direct", fsync=fsync
+        )
+        rig = Rig(memories() | {Tier.NVME: store}, root, native=native)
+        before, refs = descriptors(), [rig.copy(Tier.NVME, BUFFER // 8) for _ in range(19)]
+        done = rig.mover.perform_all([Write(ref, Cause.PREFILL) for ref in refs])
+        above = [rig.written(Tier.CPU, BUFFER // 8) for _ in range(7)]
+        below = [rig.twin(ref, Tier.NVME) for ref in above]
+        moves = [Move(*pair, Cause.DEMOTION) for pair in zip(above, below, strict=True)]
+        done += rig.mover.perform_all(moves)
+        for each in done:
+            check_instants(each)
+            assert each.ok
+            assert sum(step.duration_ns for step in each.legs[-1].steps) < each.legs[-1].device_ns
+        steps[native] = [sorted(step.name for step in each.legs[-1].steps) for each in done]
+        refs += below
+        assert all(d.ok for d in rig.mover.perform_all([Read(r, Cause.REUSE) for r in refs]))
+        for ref in refs:
+            assert rig.perform(Delete(ref, Cause.EVICTION)).ok
+        assert descriptors() <= before + (layout == "bucket")
+        store.close()
+    assert steps[True] == steps[False]
+    synced = sum("fsync" in names for names in steps[True])
+    assert synced == {"never": 0, "object": 26, "batch": 3}[fsync]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sync_of_a_batch_that_fails_fails_the_write_that_it_was_due_with(
+    tmp_path: Path, layout: str
+) -> None:
+    store = open_storage(
+        tmp_path, capacity_bytes=64 * SIZE, layout=layout, engine="direct", fsync="batch"
+    )
+    rig, before = Rig(memories() | {Tier.NVME: store}, tmp_path), descriptors()
+    other = rig.copy(Tier.NVME, PAGE_BYTES)
+    reading, writing = os.pipe()  # which no device has to keep
+    os.close(writing)
+    assert store.synced_with(other, (), reading) is None
+    refs = [rig.copy(Tier.NVME, PAGE_BYTES) for _ in range(9)]
+    done = rig.mover.perform_all([Write(ref, Cause.PREFILL) for ref in refs])
+    assert [each.error for each in done] == [None] * 6 + ["einval"] + [None] * 2
+    assert "fsync" in [step.name for step in done[6].legs[0].steps]
+    check_instants(done[6])
+    loads = rig.mover.perform_all([Read(ref, Cause.REUSE) for ref in refs])
+    assert [each.error for each in loads] == [None] * 6 + ["vanished"] + [None] * 2
+    store.close()
+    assert descriptors() <= before
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fsync", FSYNC)
+def test_once_aborted_nothing_of_a_batch_is_written_or_left_open(
+    tmp_path: Path, layout: str, fsync: str
+) -> None:
+    store = open_storage(
+        tmp_path, capacity_bytes=64 * SIZE, layout=layout, engine="direct", fsync=fsync
+    )
+    rig = Rig(memories() | {Tier.NVME: store}, tmp_path)
+    stored = [rig.written(Tier.NVME, PAGE_BYTES) for _ in range(5)]
+    before, files = descriptors(), rig.files
+    rig.abort.set()
+    writes: list[Op] = [Write(rig.copy(Tier.NVME, PAGE_BYTES), Cause.PREFILL) for _ in range(9)]
+    done = rig.mover.perform_all([*writes, *[Read(ref, Cause.REUSE) for ref in stored]])
+    assert {each.error for each in done} == {ABORTED}
+    assert (descriptors(), rig.files) == (before, files)
+    store.close()
 
 
 def test_a_name_that_is_taken_fails_alone_and_stays_what_it_was(tmp_path: Path) -> None:

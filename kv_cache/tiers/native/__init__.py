@@ -39,6 +39,7 @@ class Does(IntFlag):
     RENAME = 128
     SECTORS = 256  # the stamps are in every 512 bytes, and not in every page
     MEMORY = 512  # `offset` is an address: bytes are copied from there, or to there
+    KEEP = 1024  # in place of closing: `nbytes` of what became of it is the open descriptor
 
 
 STEPS = int(Does.OPEN | Does.SYNC | Does.CLOSE | Does.RENAME)

@@ -48,10 +48,12 @@ struct noise {
 
 enum { WRITE = 1, STAMPED = 2, NOISE = 4, NOWHERE = 8 };
 /* Steps of a file, of which an object has one: `fd` is the directory, `address` the name in it, and
- * of OPEN `offset` the flags and `nbytes` the mode, of RENAME `base[0]` the other name. */
+ * of OPEN `offset` the flags and `nbytes` the mode, of RENAME `base[0]` the other name. Where none was
+ * opened, SYNC is of `fd` itself. */
 enum { OPEN = 16, SYNC = 32, CLOSE = 64, RENAME = 128, STEPS = OPEN | SYNC | CLOSE | RENAME };
 enum { SECTORS = 256 }; /* stamps in every 512 bytes, and not in every page */
 enum { MEMORY = 512 };  /* `offset` is an address, and bytes are copied */
+enum { KEEP = 1024 };   /* of CLOSE: the file stays open, as `moved`, and is the caller's to close */
 enum { SHORT = -1, WRONG = -2, ABORTED = -3, LEFT_OUT = -4 };
 
 static const uint64_t STEP[3] = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u};
@@ -168,7 +170,7 @@ static int64_t moved_all(struct piece *piece) {
 }
 
 /* A step of the file that is open as `*file`, or will be. */
-static int64_t stepped(const struct piece *piece, int *file) {
+static int64_t stepped(struct piece *piece, int *file) {
   const char *name = (const char *)(uintptr_t)piece->address;
   int at = (int)piece->fd, done;
   if (piece->flags & NOWHERE) return 0;
@@ -176,9 +178,13 @@ static int64_t stepped(const struct piece *piece, int *file) {
     if (piece->flags & OPEN) {
       done = *file = openat(at, name, (int)piece->offset, (mode_t)piece->nbytes);
     } else if (piece->flags & SYNC) {
-      done = fsync(*file);
+      done = fsync(*file < 0 ? at : *file);
     } else if (piece->flags & RENAME) {
       done = renameat(at, name, at, (const char *)(uintptr_t)piece->base[0]);
+    } else if (piece->flags & KEEP) {
+      piece->moved = *file;
+      *file = -1;
+      done = 0;
     } else {
       done = close(*file); /* gone even where it reports an error */
       *file = -1;
@@ -419,10 +425,10 @@ static void queue(struct ring *ring, const struct piece *piece, int64_t number) 
   unsigned tail = *ring->sq_tail, index = tail & *ring->sq_mask;
   struct io_uring_sqe *sqe = &ring->sqes[index];
   memset(sqe, 0, sizeof *sqe);
-  sqe->opcode = piece->flags & WRITE ? IORING_OP_WRITE : IORING_OP_READ;
+  sqe->opcode = piece->flags & SYNC ? IORING_OP_FSYNC : piece->flags & WRITE ? IORING_OP_WRITE : IORING_OP_READ;
   if (piece->flags & NOWHERE) sqe->opcode = IORING_OP_NOP;
   sqe->fd = (int)piece->fd;
-  sqe->addr = piece->address + (uint64_t)piece->moved;
+  sqe->addr = piece->flags & SYNC ? 0 : piece->address + (uint64_t)piece->moved;
   sqe->len = (unsigned)(piece->nbytes - piece->moved);
   sqe->off = (uint64_t)(piece->offset + piece->moved);
   sqe->user_data = (uint64_t)number;
@@ -439,16 +445,16 @@ static int enter(struct ring *ring) {
   return told >= 0 || errno == EINTR || errno == EAGAIN || errno == EBUSY ? 0 : errno;
 }
 
-/* As `kv_transfer`, `depth` rows at a time, or as many as the ring is deep. Returns an errno if the ring itself
- * fails; the kernel may still have requests then, so neither ring nor memory may be used again. */
-int kv_transfer_many(struct ring *ring, struct piece *pieces, int64_t count, int64_t depth,
-                     const int32_t *abort, const struct noise *noise) {
+/* As `kv_transfer`, `depth` rows at a time, or as many as the ring is deep: all of a table but those that
+ * sync, or just those. */
+static int many(struct ring *ring, struct piece *pieces, int64_t count, int64_t depth, int64_t syncs,
+                const int32_t *abort, const struct noise *noise) {
   int64_t next = 0, in_flight = 0;
-  if (depth > (int64_t)ring->depth) depth = ring->depth;
   while (next < count || in_flight) {
     int64_t first = next;
     for (; next < count && in_flight < depth; next++) {
       struct piece *piece = &pieces[next];
+      if ((piece->flags & SYNC) != syncs) continue;
       if (stopped(abort) || left_out(pieces, next)) {
         piece->error = stopped(abort) ? ABORTED : LEFT_OUT;
         continue;
@@ -459,7 +465,7 @@ int kv_transfer_many(struct ring *ring, struct piece *pieces, int64_t count, int
     }
     int64_t began_ns = now_ns();
     for (; first < next; first++)
-      if (!pieces[first].error) pieces[first].began_ns = began_ns;
+      if ((pieces[first].flags & SYNC) == syncs && !pieces[first].error) pieces[first].began_ns = began_ns;
     if (!in_flight) continue;
     int error = enter(ring);
     if (error) return error;
@@ -479,8 +485,18 @@ int kv_transfer_many(struct ring *ring, struct piece *pieces, int64_t count, int
         continue;
       }
       in_flight--;
-      end(piece, done < 0 ? -done : done == 0 ? SHORT : 0, ended_ns, noise);
+      end(piece, done < 0 ? -done : done == 0 && piece->nbytes ? SHORT : 0, ended_ns, noise);
     }
   }
   return 0;
+}
+
+/* As `kv_transfer`, many rows at a time; files are synced, all at the same time, when everything is written.
+ * Returns an errno if the ring itself fails; the kernel may still have requests then, so neither ring nor
+ * memory may be used again. */
+int kv_transfer_many(struct ring *ring, struct piece *pieces, int64_t count, int64_t depth,
+                     const int32_t *abort, const struct noise *noise) {
+  if (depth > (int64_t)ring->depth) depth = ring->depth;
+  int error = many(ring, pieces, count, depth, 0, abort, noise);
+  return error ? error : many(ring, pieces, count, depth, SYNC, abort, noise);
 }

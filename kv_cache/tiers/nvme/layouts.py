@@ -54,6 +54,12 @@ class Layout(Protocol):
 
     def abort(self, ref: CopyRef, spans: Spans) -> None: ...
 
+    def names(
+        self, ref: CopyRef, engine: str, flags: int, *, writes: bool, fsync: str
+    ) -> Names | None:
+        """Return how whoever opens the file himself writes or reads a copy; None: by `create` or
+        `open`."""
+
     def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans: ...
 
     def release(self, spans: Spans, steps: Steps) -> None: ...
@@ -162,24 +168,23 @@ class FilePerObject:
             if fd is not None:
                 os.close(fd)
         finally:  # an error of close is no reason to leave the file
-            self.give_up(ref)
+            try:
+                self._root.unlink(self._written(ref))
+            except FileNotFoundError:
+                self._root.unlink(self._complete(ref))
 
-    def give_up(self, ref: CopyRef) -> None:
-        """Remove a file that was being written."""
-        try:
-            self._root.unlink(self._written(ref))
-        except FileNotFoundError:
-            self._root.unlink(self._complete(ref))
-
-    def names(self, ref: CopyRef, engine: str, flags: int, *, writes: bool, sync: bool) -> Names:
-        """Return how whoever opens the file himself writes or reads it; `give_up` in place of
-        `abort`."""
+    def names(self, ref: CopyRef, engine: str, flags: int, *, writes: bool, fsync: str) -> Names:
         complete = self._complete(ref).encode()
         if not writes:
-            return Names(self._root.fd, complete, flags | _OLD, sync, None, engine)
-        written, flags = self._written(ref).encode(), flags | os.O_WRONLY | _NEW
+            return Names(self._root.fd, complete, flags | _OLD, False, None, engine)
         return Names(
-            self._root.fd, written, flags, sync, complete if self._rename else None, engine
+            self._root.fd,
+            self._written(ref).encode(),
+            flags | os.O_WRONLY | _NEW,
+            fsync == "object",
+            complete if self._rename else None,
+            engine,
+            keep=fsync == "batch",
         )
 
     def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans:
@@ -261,24 +266,30 @@ class Arena:
         self._objects: dict[int, _Kept] = {}
 
     def places(
-        self, refs: Sequence[CopyRef], engine: Engine, *, writes: bool
+        self, refs: Sequence[CopyRef], engine: Engine, *, writes: bool, sync: bool
     ) -> list[Place | StoreError]:
-        """Return where each copy is, or is to be written, for this engine."""
-        fds, place = self._fds[engine.open_flags], self._new if writes else self._old
+        """Return where each copy is, or is to be written, for this engine, and synced then."""
+        fds = self._fds[engine.open_flags]
         with self._lock:
-            return [place(ref, fds, engine.name) for ref in refs]
+            if writes:
+                return [self._new(ref, fds, engine.name, sync) for ref in refs]
+            return [self._old(ref, fds, engine.name) for ref in refs]
 
-    def _new(self, ref: CopyRef, fds: list[int], engine: str) -> Place | StoreError:
+    def _new(self, ref: CopyRef, fds: list[int], engine: str, sync: bool) -> Place | StoreError:
         began_ns = time.monotonic_ns()
         kept = self._take(ref)
         if isinstance(kept, StoreError):
             return kept
         step = MetadataStep("allocate", time.monotonic_ns() - began_ns)
-        return Place(self._spans(kept, fds), (step,), engine)
+        spans = self._spans(kept, fds)
+        return Place(spans, (step,), engine, files_of(spans) if sync else ())
 
     def _old(self, ref: CopyRef, fds: list[int], engine: str) -> Place | StoreError:
         kept = self._objects.get(ref.copy_id)
         return _not_here(ref) if kept is None else Place(self._spans(kept, fds), (), engine)
+
+    def names(self, ref: CopyRef, engine: str, flags: int, *, writes: bool, fsync: str) -> None:
+        return None
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
         began_ns = time.monotonic_ns()
@@ -416,15 +427,27 @@ class Buckets:
         finally:
             self._written(ref, Steps(), keep=False)
 
+    def names(
+        self, ref: CopyRef, engine: str, flags: int, *, writes: bool, fsync: str
+    ) -> Names | None:
+        if writes:
+            return None
+        name, offset = self._find(ref)
+        return Names(self._root.fd, name.encode(), flags | _OLD, False, None, engine, offset)
+
     def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans:
+        name, offset = self._find(ref)
+        with steps.timed("open"):
+            fd = self._root.open(name, flags | os.O_RDONLY)
+        return (_checked(Span(fd, offset, ref.nbytes)),)
+
+    def _find(self, ref: CopyRef) -> tuple[str, int]:
+        """Return the name of the file that a copy is in, and where in it."""
         with self._lock:
             bucket = self._of.get(ref.copy_id)
             if bucket is None:
-                raise StoreError("vanished", f"copy {ref.copy_id} is in no bucket")
-            _, offset = bucket.objects[ref.copy_id]
-        with steps.timed("open"):
-            fd = self._root.open(bucket.name, flags | os.O_RDONLY)
-        return (_checked(Span(fd, offset, ref.nbytes)),)
+                raise StoreError(VANISHED, f"copy {ref.copy_id} is in no bucket")
+            return bucket.name, bucket.objects[ref.copy_id][1]
 
     def release(self, spans: Spans, steps: Steps) -> None:
         with steps.timed("close"):
@@ -556,6 +579,11 @@ def _allocated(layout: Layout, ref: CopyRef, spans: Spans, steps: Steps) -> Span
         layout.abort(ref, spans)
         raise
     return spans
+
+
+def files_of(spans: Iterable[Span]) -> list[int]:
+    """Return a descriptor of each file that spans are in."""
+    return list(dict.fromkeys(span.fd for span in spans))
 
 
 def require_size(span: Span) -> None:

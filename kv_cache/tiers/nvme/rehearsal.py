@@ -5,12 +5,12 @@ looked for (`Capability.NOWHERE`). Descriptors are of no use, so that none is re
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kv_cache.core.effect import CopyRef
-from kv_cache.tiers.base import Capability, Span, Steps, call_nothing
+from kv_cache.tiers.base import Capability, Names, Span, Steps, call_nothing
 from kv_cache.tiers.nvme.engines import ENGINES, Direct, Engine
 from kv_cache.tiers.nvme.layouts import Arena, FilePerObject, Layout, Root, Spans, arena_files
 from kv_cache.tiers.nvme.store import NvmeStore, Syncer
@@ -59,6 +59,9 @@ class _Rehearsed(NvmeStore):
         super().__init__(layout, reader, writer, fsync=fsync)
         self._syncer = Syncer("never")
 
+    def synced_with(self, ref: CopyRef, spans: Sequence[Span], fd: int | None) -> None:
+        return None
+
 
 class _NoNames:
     """Files that are neither made nor found."""
@@ -69,6 +72,11 @@ class _NoNames:
 
     def __init__(self, *, rename: bool) -> None:
         self._rename = rename
+
+    def names(
+        self, ref: CopyRef, engine: str, flags: int, *, writes: bool, fsync: str
+    ) -> Names | None:
+        return None if writes else Names(-1, b"", flags, False, None, engine)
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
         _call(steps, "create")
@@ -110,8 +118,8 @@ class _NoFiles(_NoNames, FilePerObject):
         super().__init__(rename=rename)
         self._root = Root(Path("/"))
 
-    def give_up(self, ref: CopyRef) -> None:
-        pass
+    def names(self, ref: CopyRef, engine: str, flags: int, *, writes: bool, fsync: str) -> Names:
+        return FilePerObject.names(self, ref, engine, flags, writes=writes, fsync=fsync)
 
     def close(self) -> None:
         self._root.close()

@@ -3,18 +3,28 @@ a rule when they must be on the device."""
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kv_cache.core.effect import CopyRef
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.tiers import native
-from kv_cache.tiers.base import Capability, Names, Place, Sink, Span, Steps, Tap, store_errors
+from kv_cache.tiers.base import (
+    Capability,
+    Names,
+    Place,
+    Sink,
+    Span,
+    Steps,
+    Tap,
+    Unsynced,
+    store_errors,
+)
 from kv_cache.tiers.file_options import FSYNC_BATCH
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.nvme.engines import Engine, Region
-from kv_cache.tiers.nvme.layouts import Arena, FilePerObject, Layout, Spans, close_all
+from kv_cache.tiers.nvme.layouts import Arena, Layout, Spans, close_all, files_of
 
 
 class Syncer:
@@ -28,20 +38,26 @@ class Syncer:
         self._waiting: list[tuple[int, int]] = []  # copies, and descriptors of our own
 
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
-        fds = list(dict.fromkeys(span.fd for span in spans))
         if self._policy == "object":
             with steps.timed("fsync"):
-                for fd in fds:
+                for fd in files_of(spans):
                     os.fsync(fd)
         elif self._policy == "batch":
-            with self._lock:
-                for fd in fds:
-                    self._waiting.append((ref.copy_id, os.dup(fd)))
-                if len({copy_id for copy_id, _ in self._waiting}) < FSYNC_BATCH:
-                    return
-                due, self._waiting = self._waiting, []
-            with steps.timed("fsync"):
-                _sync([fd for _, fd in due])
+            due = self.collect(ref, map(os.dup, files_of(spans)))
+            if due:
+                with steps.timed("fsync"):
+                    _sync(due)
+
+    def collect(self, ref: CopyRef, fds: Iterable[int]) -> list[int]:
+        """Note that a copy was written, in files of which `fds` are the store's from now on; return
+        the descriptors of all whose turn has come, which are the caller's then."""
+        with self._lock:
+            for fd in fds:
+                self._waiting.append((ref.copy_id, fd))
+            if len({copy_id for copy_id, _ in self._waiting}) < FSYNC_BATCH:
+                return []
+            due, self._waiting = self._waiting, []
+        return [fd for _, fd in due]
 
     def forget(self, ref: CopyRef) -> None:
         """A copy goes: it is not needed on the device, and an open file would keep its space."""
@@ -63,8 +79,7 @@ def _sync(fds: list[int]) -> None:
     OSError."""
     failed: OSError | None = None
     try:
-        files = {(s.st_dev, s.st_ino): fd for fd in fds for s in (os.fstat(fd),)}
-        for fd in files.values():
+        for fd in _distinct(fds):
             try:
                 os.fsync(fd)
             except OSError as error:
@@ -73,6 +88,11 @@ def _sync(fds: list[int]) -> None:
         close_all(fds)
     if failed is not None:
         raise failed
+
+
+def _distinct(fds: Iterable[int]) -> list[int]:
+    """Return a descriptor of each file."""
+    return list({(s.st_dev, s.st_ino): fd for fd in fds for s in (os.fstat(fd),)}.values())
 
 
 class NvmeStore:
@@ -93,16 +113,11 @@ class NvmeStore:
         self.capabilities = reader.capabilities & writer.capabilities
         if fsync == "object":
             self.capabilities |= Capability.DURABLE
-        self._files = layout if isinstance(layout, FilePerObject) else None
         self._arena = layout if isinstance(layout, Arena) else None
-        if Capability.POSITIONAL in self.capabilities:
-            files = self._files is not None and not self._uses_rings
-            if files or layout.whole:
-                self.capabilities |= Capability.PLACED
-            if (layout.whole and fsync != "object") or (files and fsync != "batch"):
-                # Else a call of Python's belongs to each object, and its threads make them.
-                self.capabilities |= Capability.AT_ONCE | Capability.WHOLE
-            if self._arena is not None and fsync == "never" and not self._uses_rings:
+        if Capability.POSITIONAL in self.capabilities and (layout.whole or not self._uses_rings):
+            # A ring opens no files.
+            self.capabilities |= Capability.PLACED | Capability.AT_ONCE | Capability.WHOLE
+            if self._arena is not None and fsync != "batch" and not self._uses_rings:
                 self.capabilities |= Capability.FOUND_AT_ONCE
 
     def create(self, ref: CopyRef) -> Sink:
@@ -111,35 +126,44 @@ class NvmeStore:
     def open(self, ref: CopyRef) -> Tap:
         return _FileTap(ref, self._layout, self._reader)
 
-    def place(self, ref: CopyRef, *, writes: bool) -> Names | Place | None:
-        if writes and self._fsync == "batch":
-            return None
-        engine, sync = self._writer if writes else self._reader, self._fsync == "object"
-        if self._files is not None:
-            flags, synced = engine.open_flags, writes and sync
-            return self._files.names(ref, engine.name, flags, writes=writes, sync=synced)
-        if writes and sync:
-            return None
-        steps, layout = Steps(), self._layout
+    def place(self, ref: CopyRef, *, writes: bool) -> Names | Place:
+        engine, layout = self._writer if writes else self._reader, self._layout
+        flags, steps = engine.open_flags, Steps()
         with store_errors():
-            if writes:
-                spans = layout.create(ref, engine.open_flags, steps, allocate=False)
-            else:
-                spans = layout.open(ref, engine.open_flags, steps)
-        return Place(spans, steps, engine.name)
+            names = layout.names(ref, engine.name, flags, writes=writes, fsync=self._fsync)
+            if names is not None:
+                return names
+            if not writes:
+                return Place(layout.open(ref, flags, steps), steps, engine.name)
+            spans = layout.create(ref, flags, steps, allocate=False)
+        sync = files_of(spans) if self._fsync == "object" else ()
+        keep, ends = self._fsync == "batch", not layout.whole
+        return Place(spans, steps, engine.name, sync, keep, ends)
 
     def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
         assert self._arena is not None, "files are found one by one"
-        engine = self._writer if writes else self._reader
+        engine, sync = self._writer if writes else self._reader, self._fsync == "object"
         with store_errors():
-            return self._arena.places(refs, engine, writes=writes)
+            return self._arena.places(refs, engine, writes=writes, sync=sync and writes)
 
-    def give_up(self, ref: CopyRef) -> None:
+    def synced_with(self, ref: CopyRef, spans: Sequence[Span], fd: int | None) -> Unsynced | None:
         with store_errors():
-            if self._files is not None:
-                self._files.give_up(ref)
-            else:
-                self._layout.delete(ref)
+            fds = map(os.dup, files_of(spans)) if fd is None else (fd,)
+            due = self._syncer.collect(ref, fds)
+            return Unsynced(_distinct(due), due) if due else None
+
+    def complete(self, ref: CopyRef, spans: Sequence[Span]) -> Sequence[MetadataStep]:
+        steps = Steps()
+        with store_errors():
+            self._layout.commit(ref, tuple(spans), steps)
+        return steps
+
+    def give_up(self, ref: CopyRef, spans: Sequence[Span]) -> None:
+        with store_errors():
+            try:
+                self._syncer.forget(ref)
+            finally:
+                self._layout.abort(ref, tuple(spans))
 
     def delete(self, ref: CopyRef) -> None:
         with store_errors():

@@ -7,10 +7,10 @@ from functools import reduce
 from operator import and_
 from typing import Any, cast
 
-from kv_cache.core.effect import CopyRef
+from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
-from kv_cache.tiers.base import Names, Place, PlacedStore, Sink, Store, Tap
+from kv_cache.tiers.base import Names, Place, PlacedStore, Sink, Span, Store, Tap, Unsynced
 
 
 class Striped:
@@ -40,16 +40,14 @@ class Striped:
     def open(self, ref: CopyRef) -> Tap:
         return self._stores[self._of(ref)].open(ref)
 
-    def place(self, ref: CopyRef, *, writes: bool) -> Names | Place | None:
+    def place(self, ref: CopyRef, *, writes: bool) -> Names | Place:
         if not writes:
             return self._placed(self._of(ref)).place(ref, writes=False)
-        place = None
         try:
-            place = self._placed(self._claim(ref)).place(ref, writes=True)
-        finally:
-            if place is None:
-                self.give_back(ref)
-        return place
+            return self._placed(self._claim(ref)).place(ref, writes=True)
+        except BaseException:
+            self.give_back(ref)
+            raise
 
     def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
         return [self._found(ref, writes=writes) for ref in refs]
@@ -60,9 +58,15 @@ class Striped:
         except StoreError as error:
             return error
 
-    def give_up(self, ref: CopyRef) -> None:
+    def synced_with(self, ref: CopyRef, spans: Sequence[Span], fd: int | None) -> Unsynced | None:
+        return self._placed(self._of(ref)).synced_with(ref, spans, fd)
+
+    def complete(self, ref: CopyRef, spans: Sequence[Span]) -> Sequence[MetadataStep]:
+        return self._placed(self._of(ref)).complete(ref, spans)
+
+    def give_up(self, ref: CopyRef, spans: Sequence[Span]) -> None:
         try:
-            self._placed(self._of(ref)).give_up(ref)
+            self._placed(self._of(ref)).give_up(ref, spans)
         finally:
             self.give_back(ref)
 
