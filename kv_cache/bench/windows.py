@@ -68,7 +68,9 @@ class WindowCutter:
         return self._recent
 
     def wait(self, until_ns: int | None) -> None:
-        """Until an instant, the end of all requests, a death, a signal, or until it is enough."""
+        """Until an instant, the end of all requests, a death, a signal, or until it is enough. A
+        phase is shown as it begins, however short it is."""
+        self.tick()
         while not self.stop.is_set() and not self._enough:
             due_s = ((self._next_cut_ns or 0) - self._state.clock.now_ns()) / NS_PER_S
             if self._drive.wait(until_ns, min(TICK_S, due_s) if due_s > 0 else TICK_S):
