@@ -109,7 +109,7 @@ def document(
             run += 1
             made = outcome(seed, slower=times, **given)
             series = {
-                "interval_ns": made.series.interval_ns, "columns": series_columns(made),
+                "interval_ns": made.series.interval_ns, "columns": series_columns(made.series),
             }  # fmt: skip
             columns = {"series": series, "instances": instance_columns(made)}
             runs.append(run_row(run, seed, facts(made), columns=None if seed else columns))

@@ -33,16 +33,18 @@ from kv_cache.result.paths import value_at
 from kv_cache.result.simulation.document import run_row, variant_row
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns
 from kv_cache.sim.cluster.hardware_models import HardwareModels
-from kv_cache.sim.cluster.outcome import ClusterOutcome, OnEvent
+from kv_cache.sim.cluster.outcome import ClusterOutcome, ClusterSeries, OnEvent
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.series import OF_AN_INSTANCE
-from kv_cache.sim.cluster.simulate import simulate
+from kv_cache.sim.cluster.simulate import OnProgress, simulate
 from kv_cache.sim.cluster.sources import build_source
 from kv_cache.sim.cluster.stretches import stretch_values
 from kv_cache.sim.cluster.topology import ClusterTopology
 from kv_cache.sim.profile_model import ProfileModel
 
 _LONGEST_NAME = 40
+_SHOWN_S = 1.0  # between two looks at the series of a run that goes on
+_SHOWN_TIMES = 20  # what a look took, at least, for series of very many instances
 _WORTH_S = 2.0  # of runs that are left: to start processes takes half a second
 
 Row = dict[str, Any]
@@ -288,8 +290,9 @@ class _Runs:
                 for cell in others:
                     self._keep(cell, self._here(cell))
         except StoppedError:
-            if self._log is not None:
-                self._log.rewind()
+            for file in (self._log, self._series):
+                if file is not None:
+                    file.rewind()
         if not self._ended:
             raise NothingEndedError
 
@@ -336,9 +339,11 @@ class _Runs:
         if self._caught.came:
             raise StoppedError
         variant, before = self._variant(cell), self._done
+        show = self._shown_now_and_then(cell)
 
-        def progress(ended: int) -> None:
+        def progress(ended: int, series: ClusterSeries) -> None:
             self._bar.to(before + ended)
+            show(series)
             if self._caught.came:
                 raise StoppedError
 
@@ -351,6 +356,24 @@ class _Runs:
         self._done = before + self._inputs.requests(variant.scenario)
         self._bar.to(self._done)
         return replace(run, kinds=kinds)
+
+    def _shown_now_and_then(self, cell: "_Cell") -> Callable[[ClusterSeries], None]:
+        """Return what shows a run's series as it goes on, where one is written."""
+        file, next_s = self._series, time.monotonic() + _SHOWN_S
+        if file is None:
+            return lambda _: None
+        variant = self._new(self._inputs.plan[cell.variant]).key()
+        run = {"run": self._ended + 1, "seed": self._variant(cell).scenario.seed}
+
+        def show(series: ClusterSeries) -> None:
+            nonlocal next_s
+            began = time.monotonic()
+            if began >= next_s:
+                file.show(variant, run, self._series_rows(series_columns(series)))
+                took = time.monotonic() - began
+                next_s = began + max(_SHOWN_S, _SHOWN_TIMES * took)
+
+        return show
 
     def _spread(self, cells: Sequence["_Cell"], together: int) -> None:
         """Perform runs in so many processes. Raises StoppedError."""
@@ -388,10 +411,18 @@ class _Runs:
         )
         variant_runs.runs.append(row)
         if self._series is not None:
-            series = _with_all_instances(columns["series"]["columns"], self._most_instances)
+            series = self._series_rows(columns["series"]["columns"])
             self._series.write(variant_runs.key(), row, series)
         if self._instances is not None:
             self._instances.write(variant_runs.key(), row, columns["instances"])
+
+    def _series_rows(self, columns: Row) -> Row:
+        """Return a series with a column, empty if need be, for each instance of any variant: all
+        rows of a file have the same columns."""
+        empty = [""] * len(columns["at_ns"])
+        numbers = range(self._most_instances)
+        names = (f"{name}.{number}" for number in numbers for name in OF_AN_INSTANCE)
+        return columns | {name: empty for name in names if name not in columns}
 
 
 class _Cell(NamedTuple):
@@ -404,7 +435,7 @@ class _Cell(NamedTuple):
 def simulated(
     inputs: ScenarioInputs,
     scenario: Scenario,
-    progress: Callable[[int], None],
+    progress: OnProgress,
     on_event: OnEvent | None = None,
     ids: dict[int, str] | None = None,
 ) -> EndedRun:
@@ -431,25 +462,21 @@ def _run_of(
     """Simulate a run of the plan, and count its events if that is wanted."""
     scenario = inputs.plan[cell.variant].runs[cell.repeat].scenario
     log = EventLog(None, several=False) if counted else None
-    run = simulated(inputs, scenario, progress, None if log is None else log.begin(1))
+
+    def ended(count: int, _: ClusterSeries) -> None:
+        progress(count)
+
+    run = simulated(inputs, scenario, ended, None if log is None else log.begin(1))
     return replace(run, kinds=None if log is None else log.end())
 
 
 def _columns_of(outcome: ClusterOutcome) -> Row:
     return {
         "series": {
-            "interval_ns": outcome.series.interval_ns, "columns": series_columns(outcome),
+            "interval_ns": outcome.series.interval_ns, "columns": series_columns(outcome.series),
         },
         "instances": instance_columns(outcome),
     }  # fmt: skip
-
-
-def _with_all_instances(columns: Row, instances: int) -> Row:
-    """Return a series with a column, empty if need be, for each of so many instances: all rows of a
-    file have the same columns."""
-    empty = [""] * len(columns["at_ns"])
-    names = (f"{name}.{number}" for number in range(instances) for name in OF_AN_INSTANCE)
-    return columns | {name: empty for name in names if name not in columns}
 
 
 # --- what is written on the way --------------------------------------------------------------

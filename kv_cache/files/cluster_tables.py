@@ -1,6 +1,7 @@
 """The tables of simulations as CSV: a row for each run, each instance, each instant.
 
 Rows of instances and of the series are written run by run, so that no file has to fit in memory.
+Those of a run that goes on can be shown, and are taken back by whatever is written next.
 """
 
 import csv
@@ -61,15 +62,28 @@ class ColumnsFile:
         self._file = file
         self._scenario = scenario
         self._numbered = numbered
-        self._headed = False
+        self._kept = 0  # bytes of the runs that ended
 
     def write(self, variant: Json, run: Json, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Keep the rows of a run that has ended."""
+        self.show(variant, run, columns)
+        self._kept = self._file.tell()
+
+    def rewind(self) -> None:
+        """Take back what was shown of a run that did not end."""
+        self._file.seek(self._kept)
+        self._file.truncate()
+
+    def show(self, variant: Json, run: Json, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Write the rows that a run has until now, so that readers of the file see them."""
         rows = max((len(values) for values in columns.values()), default=0)
         every = list(columns.values())
         names = list(columns)
         if self._numbered is not None:
             every, names = [range(rows), *every], [self._numbered, *names]
         key = _key(self._scenario, variant, run)
-        lines = [] if self._headed else [(*_RUN, *names)]
-        self._headed = True
+        lines = [] if self._kept else [(*_RUN, *names)]
+        self._file.seek(self._kept)
         self._file.write(_csv([*lines, *((*key, *row) for row in zip(*every, strict=True))]))
+        self._file.truncate()  # after the rows: readers meanwhile find most of them
+        self._file.flush()

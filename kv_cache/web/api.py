@@ -22,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -48,8 +48,19 @@ from kv_cache.web.guard import (
     too_large,
 )
 from kv_cache.web.index import FILTERS, Index, Notes
-from kv_cache.web.jobs import LOG, OUT, OUTPUT, BusyError, Jobs, JobState, WebRun, refusal
+from kv_cache.web.jobs import (
+    LOG,
+    OUT,
+    OUTPUT,
+    BusyError,
+    Jobs,
+    JobState,
+    WebRun,
+    metrics_url,
+    refusal,
+)
 from kv_cache.web.openapi import openapi
+from kv_cache.web.parts import part_of
 from kv_cache.web.scenario_files import DrawnScenario, write_scenario
 from kv_cache.web.trends import trend_of
 
@@ -59,6 +70,7 @@ _CHECK_S = 120.0
 _LOOK_S = 10.0
 _NAME = re.compile(r"[\w.+-]{1,120}")
 _WHOLE = re.compile(r"[0-9]{1,9}")
+_WRITTEN = ".tmp"  # of a file that gets its name when all of it is there
 _TAKEN = ("", ".yaml", ".yml")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -257,7 +269,7 @@ def _job(site: Site, job: WebRun) -> Json:
 def _metrics(site: Site, job: WebRun, state: JobState) -> str | None:
     """The address at which a dashboard of one's own finds the run's numbers."""
     port = site.jobs.metrics_port(job) if state is JobState.RUNNING else None
-    return None if port is None else f"http://127.0.0.1:{port}/metrics"
+    return None if port is None else metrics_url(port)
 
 
 async def _stop(site: Site, request: Request) -> Response:
@@ -279,10 +291,14 @@ async def _file(site: Site, request: Request) -> Response:
     path = request.path_params["path"]
     folder = site.jobs.folder(site.jobs.get(path.partition("/")[0]).id)
     file = Path(os.path.realpath(site.results / path))
-    if not file.is_relative_to(folder) or not file.is_file():
+    if not file.is_relative_to(folder):
         raise KeyError(path)
-    sealed = {"Content-Security-Policy": "sandbox"}
-    return FileResponse(file, filename=file.name, headers=sealed)
+    try:
+        return await run_in_threadpool(part_of, file, request.headers.get("range"))
+    except (FileNotFoundError, IsADirectoryError):
+        if file.suffix == _WRITTEN:  # it has its name by now
+            return Response(status_code=204)
+        raise KeyError(path) from None
 
 
 async def _result_of_run(site: Site, request: Request) -> Response:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import orjson
 
 from kv_cache.result.metrics import Json
-from kv_cache.web.jobs import BusyError, Jobs, JobState, WebRun
+from kv_cache.web.jobs import BusyError, Jobs, JobState, WebRun, metrics_url
 from kv_cache.web.live import Scrape, findings, numbers, parse, probes
 
 KEPT = 600
@@ -44,6 +44,8 @@ class Feed:
         """Yield what was seen after the event `after`, then each second, until the run ends."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look_on())
+        if after > self._number:  # of a server or a feed before this one: nothing of it is here
+            after = 0
         while True:
             ticked = self._ticked
             for event in [each for each in self.events if each[0] > after]:
@@ -86,7 +88,9 @@ class Feed:
         if state is not JobState.RUNNING or port is None:
             return event
         text = await _scraped(port)
-        return event if text is None else {**event, "now": self._numbers(text)}
+        if text is None:
+            return event
+        return {**event, "metrics": metrics_url(port), "now": self._numbers(text)}
 
     def _numbers(self, text: str) -> Json:
         look = Scrape(self._clock(), parse(text), findings(text))

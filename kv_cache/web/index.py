@@ -1,9 +1,9 @@
 """The list of all results below a folder, in a database that can be thrown away: it says nothing
 that is not in the files, and is made again from them.
 
-A file is read again only if its size or time has changed. What cannot be read, or was changed after
-its run, is listed with its fault. Notes and labels stand in a file beside the result, which is
-sealed and never written to.
+A file is read again only if its size or time has changed, or the time of its notes. What cannot be
+read, or was changed after its run, is listed with its fault. Notes and labels stand in a file
+beside the result, which is sealed and never written to.
 """
 
 import hashlib
@@ -235,11 +235,13 @@ def read_notes(file: Path) -> Notes | None:
 
 
 def _files(folder: Path, levels: int, prefix: str = "") -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield what may be a result below a folder, with its time and size; no link is followed."""
+    """Yield what may be a result below a folder, with its time, or its notes' if they are later,
+    and its size; no link is followed."""
     try:
         entries = list(os.scandir(folder))
     except OSError:
         return
+    noted = {entry.name: entry for entry in entries if entry.name.endswith(NOTES)}
     for entry in entries:
         if entry.name.startswith("."):
             continue
@@ -249,7 +251,9 @@ def _files(folder: Path, levels: int, prefix: str = "") -> Iterator[tuple[str, t
                     yield from _files(Path(entry.path), levels - 1, f"{prefix}{entry.name}/")
             elif entry.is_file(follow_symlinks=False) and _may_be_result(entry.name):
                 status = entry.stat(follow_symlinks=False)
-                yield f"{prefix}{entry.name}", (status.st_mtime_ns, status.st_size)
+                notes = noted.get(notes_of(Path(entry.name)).name)
+                changed = 0 if notes is None else notes.stat(follow_symlinks=False).st_mtime_ns
+                yield f"{prefix}{entry.name}", (max(status.st_mtime_ns, changed), status.st_size)
 
 
 def _may_be_result(name: str) -> bool:

@@ -86,6 +86,7 @@ class Jobs:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._jobs: dict[str, WebRun] = {}
         self._starting = threading.Lock()
+        self._ending = threading.Lock()
         for file in sorted(results.glob(f"*/{JOB_FILE}")):
             with suppress(OSError, msgspec.MsgspecError):
                 job = msgspec.json.decode(file.read_bytes(), type=WebRun)
@@ -175,6 +176,10 @@ class Jobs:
 
     def is_alive(self, job: WebRun) -> bool:
         """Whether its process goes on; notes how it ended."""
+        with self._ending:  # several threads ask, and one of them sees the end
+            return self._is_alive(job)
+
+    def _is_alive(self, job: WebRun) -> bool:
         if job.exit_code is not None or job.ended_unix_s is not None:
             return False
         process = self._processes.get(job.id)
@@ -214,11 +219,13 @@ class Jobs:
     def stop(self, job: WebRun, *, cancel: bool = False) -> None:
         """End a run as Ctrl-C does: what it measured until now is written; `cancel` removes that
         once it has ended. Raises BusyError for one that has ended."""
-        if not self.is_alive(job):
-            raise BusyError(f"run {job.id} has ended already; its files are in {job.id}")
-        job.cancelled = job.cancelled or cancel
-        self._keep(job)
-        os.kill(job.pid, signal.SIGTERM if cancel else signal.SIGINT)
+        with self._ending:
+            if not self._is_alive(job):
+                raise BusyError(f"run {job.id} has ended already; its files are in {job.id}")
+            job.cancelled = job.cancelled or cancel
+            self._keep(job)
+            with suppress(ProcessLookupError):  # one of a server before this has ended just now
+                os.kill(job.pid, signal.SIGTERM if cancel else signal.SIGINT)
 
     # --- what they said --------------------------------------------------------------------------
 
@@ -252,3 +259,8 @@ def refusal(lines: Sequence[str]) -> str | None:
     """Return the sentence with which a command refused, or None."""
     sentences = [line for line in lines if line.startswith("kv-cache: ")]
     return sentences[-1].removeprefix("kv-cache: ") if sentences else None
+
+
+def metrics_url(port: int) -> str:
+    """Return the address at which a run tells its numbers, as its log says it."""
+    return f"http://127.0.0.1:{port}/metrics"

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -231,13 +232,79 @@ def test_a_simulation_shows_the_series_of_what_has_ended_while_it_goes_on(
 ) -> None:
     name = served.start("sim", scenario="single-node", preset="smoke", seeds="100")
     window.visit(f"{served.url}/#/run/{name}")
-    window.until("document.querySelector('.look summary')?.textContent.includes('written now')", 90)
-    window.run("document.querySelectorAll('.look').forEach(d => d.open = true)")
-    window.until("document.querySelector('.look canvas')", 60)
+    window.until("document.querySelector('.look canvas')", 90)
     assert "running" in window.run("return document.querySelector('#state').textContent")
-    keep(window, "simulating")
     end(served.ask(f"/runs/{name}")[1]["pid"])
     window.until("document.querySelector('#output')", 60)
+
+
+def test_the_one_run_of_a_simulation_shows_its_series_and_its_latest_events_as_it_goes_on(
+    served: Served, window: Browser
+) -> None:
+    scenario = served.results.parent / "long.yaml"
+    scenario.write_text(json.dumps({
+        "name": "long", "question": "How long is the queue?", "watch": {"check_every": 500},
+        "instances": {"gpu": {"count": 4, "hbm_gib": 16}},
+        "workload": {"source": "sessions", "requests": 1_000_000, "rate_per_s": 20},
+    }))  # fmt: skip
+    name = served.start("sim", scenario=str(scenario), events="events.jsonl")
+    window.visit(f"{served.url}/#/run/{name}")
+    opened = "[...document.querySelectorAll('.look')].map(d => d.innerText).join()"
+    window.until("document.querySelector('.look canvas')", 90)
+    window.until(f"{opened}.includes('Event log so far')", 90)
+    shown = window.run(f"return {opened}")
+    assert "Series so far" in shown
+    assert "The latest 200 lines." in shown
+    last = "document.querySelector('.look pre').textContent.split('\\n').pop()"
+    first = json.loads(window.run(f"return {last}"))
+    window.run("const s = document.querySelector('.look select'); s.value = 'decoding';"
+               "s.dispatchEvent(new Event('change')); s.focus(); window.pick = s;")  # fmt: skip
+    window.until(f"JSON.parse({last}).at_ms > {first['at_ms']}", 60)
+    assert window.run("return document.activeElement === window.pick && window.pick.value")
+    assert "running" in window.run("return document.querySelector('#state').textContent")
+    keep(window, "simulating")
+    window.click("#stop")
+    window.until("document.querySelector('#output')", 60)
+    assert served.ended(name)["state"] == "stopped"
+
+
+def test_a_search_for_the_capacity_shows_the_loads_that_it_has_tried(
+    served: Served, window: Browser
+) -> None:
+    set_by_it = ("run.num_users", "run.warmup_s", "run.drain_s")
+    values = {path: text for path, text in TINY.items() if path not in set_by_it}
+    values |= {
+        "run.virtual_time": "true",
+        "slo": "interactive:p95<50ms",
+        "probe": "20",
+        "most_probes": "6",
+    }
+    name = served.start("capacity", **values)
+    window.visit(f"{served.url}/#/run/{name}")
+    window.until("!document.querySelector('#tried')?.hidden", 90)
+    window.until("document.querySelector('#tried canvas')")
+    keep(window, "searching")
+    window.until("document.querySelector('#output')", 120)
+
+
+def test_a_page_says_that_its_server_is_gone_and_goes_on_with_the_next(
+    window: Browser, tmp_path: Path
+) -> None:
+    with serving(tmp_path) as first:
+        port = urlsplit(first.url).port
+        name = first.start(**TINY, **{"run.duration_s": "120"})
+        window.visit(f"{first.url}/#/run/{name}")
+        window.until("window.charts?.load.data[0].length > 2", 60)
+        first.process.kill()
+        first.process.wait(timeout=10)
+        window.until("document.querySelector('#lost').textContent.includes('does not answer')")
+        seen = window.run("return charts.load.data[0].length")
+        with serving(tmp_path, f"--port={port}") as second:
+            window.until(f"charts.load.data[0].length > {seen}", 60)
+            window.until("!document.querySelector('#lost').textContent")
+            second.ask(f"/runs/{name}", method="DELETE")
+            window.until("document.querySelector('#output')", 60)
+    window.complaints()  # of the connection that was refused
 
 
 def test_a_sweep_shows_its_cells_as_they_end(

@@ -165,7 +165,7 @@ def test_every_counter_of_an_outcome_is_told() -> None:
     }  # fmt: skip
     assert {f.name for f in fields(Blocks)} <= set(found["blocks"])
     assert {f.name for f in fields(Instances)} == set(instance_columns(made))
-    assert set(made.series.columns) == set(series_columns(made))
+    assert set(made.series.columns) == set(series_columns(made.series))
     with_reach = set(found["requests"]) | {"good"}
     assert {name for name in samples if isinstance(getattr(made.requests, name), int)} <= with_reach
     assert {f.name for f in fields(ClusterOutcome)} - set(found) == {
@@ -482,6 +482,24 @@ def test_columns_of_runs_become_rows_under_one_head() -> None:
     ]
     assert rows[0]["name"] == "a, b"
     assert rows[0]["role"] == "mixed"
+
+
+def test_rows_of_a_run_that_goes_on_are_shown_and_taken_back() -> None:
+    file = io.BytesIO()
+    table = ColumnsFile(file, "by hand")
+
+    def values() -> list[str]:
+        return [row["at_ns"] for row in csv.DictReader(io.StringIO(file.getvalue().decode()))]
+
+    first, second = ({"variant": 1, "name": name} for name in ("a", "b"))
+    table.show(first, {"seed": 7, "run": 1}, {"at_ns": [0, 1, 2]})
+    table.show(first, {"seed": 7, "run": 1}, {"at_ns": [0, 2]})  # joined
+    assert values() == ["0", "2"]
+    table.write(first, {"seed": 7, "run": 1}, {"at_ns": [0, 4]})
+    table.show(second, {"seed": 7, "run": 2}, {"at_ns": [9]})
+    assert values() == ["0", "4", "9"]
+    table.rewind()
+    assert values() == ["0", "4"]
 
 
 # --- the event log ---------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from kv_cache.core.units import NS_PER_MS, NS_PER_S
 from kv_cache.metrics.histogram import Histogram, bucket_bounds, supported
 from kv_cache.sim.cluster.outcome import (
     ClusterOutcome,
+    ClusterSeries,
     ClusterTierFacts,
     Instances,
     LinkFacts,
@@ -83,9 +84,9 @@ def instance_columns(outcome: ClusterOutcome) -> dict[str, list[Any]]:
     return {column.name: list(getattr(every, column.name)) for column in fields(every)}
 
 
-def series_columns(outcome: ClusterOutcome) -> dict[str, list[int]]:
+def series_columns(series: ClusterSeries) -> dict[str, list[int]]:
     """Return one value for each instant of the grid in each column."""
-    return {name: list(values) for name, values in outcome.series.columns.items()}
+    return {name: list(values) for name, values in series.columns.items()}
 
 
 LEVELS = ("waiting", "central_queue", "prefilling", "transferring", "decoding", "hbm_blocks")

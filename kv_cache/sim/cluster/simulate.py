@@ -20,6 +20,7 @@ from kv_cache.sim.cluster.outcome import (
     POOL_COUNTS,
     REQUEST_COLUMNS,
     ClusterOutcome,
+    ClusterSeries,
     ClusterTierFacts,
     Instances,
     LinkFacts,
@@ -37,7 +38,7 @@ _YOUNG = 100_000
 """Objects after which cycles are looked for. A simulation makes none, and with the interpreter's
 700 a sixth of its time is spent in looking."""
 
-OnProgress = Callable[[int], None]
+OnProgress = Callable[[int, ClusterSeries], None]
 
 
 def simulate(
@@ -49,7 +50,8 @@ def simulate(
     progress: OnProgress | None = None,
     hardware: HardwareModels = PLAIN,
 ) -> ClusterOutcome:
-    """Serve all requests of `source`. `progress` gets the number of requests that have ended.
+    """Serve all requests of `source`. `progress` gets the number of requests that have ended, and
+    the series so far, which goes on.
     Raises ConfigError if the scenario's parts do not go together, BrokenLawError if a law of the
     simulation is broken."""
     log = None if on_event is None else Log(on_event)
@@ -79,7 +81,7 @@ def _serve(cluster: Cluster, log: Log | None, progress: OnProgress | None) -> Cl
     try:
         cluster.begin()
         sampler.begin()
-        _run(cluster, checks, progress)
+        _run(cluster, sampler, checks, progress)
         if log is not None:
             log.over()
     except AssertionError as broken:
@@ -90,7 +92,9 @@ def _serve(cluster: Cluster, log: Log | None, progress: OnProgress | None) -> Cl
     return outcome
 
 
-def _run(cluster: Cluster, checks: Counter[str], progress: OnProgress | None) -> None:
+def _run(
+    cluster: Cluster, sampler: Sampler, checks: Counter[str], progress: OnProgress | None
+) -> None:
     """Run until nothing is left to do, with a check every now and then: it recounts everything, so
     with many instances it costs as much as many events."""
     every = cluster.scenario.watch.check_every
@@ -104,7 +108,7 @@ def _run(cluster: Cluster, checks: Counter[str], progress: OnProgress | None) ->
             check(cluster, checks)
             unchecked = 0
         if progress is not None:
-            progress(cluster.counts.requests.arrived - len(cluster.alive))
+            progress(cluster.counts.requests.arrived - len(cluster.alive), sampler.series)
 
 
 class _Collector:

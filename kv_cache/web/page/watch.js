@@ -21,9 +21,10 @@ const CARDS = [["phase", "phase"], ["left", "time left"], ["read", "storage read
 
 export async function watch(place, id) {
   const run = await ask(`/runs/${id}`);
-  const cards = {}, why = alert("why"), state = h("span", { id: "state" }, badge(run.state));
+  const cards = {}, why = alert("why"), lost = alert("lost"), state = h("span", { id: "state" }, badge(run.state));
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Share of the phase that is over" });
   const soFar = h("ul", { class: "reasons", id: "so-far" }), waiting = h("p", { class: "hint" }), slos = h("div", {}), log = h("pre", { id: "log", tabindex: "0", role: "region", "aria-label": "Log" }, run.log.slice(-12).join("\n"));
+  const metrics = h("p", { class: "hint" });
   const live = h("section", { id: "live", hidden: true, "aria-label": "Live" });
   const after = h("section", { id: "after" });
   const charts = {
@@ -49,12 +50,13 @@ export async function watch(place, id) {
   }
   live.append(h("dl", { class: "cards" }, CARDS.map(([name, title]) => h("div", {}, h("dt", {}, title), cards[name] = h("dd", {}, "–")))), bar,
     h("h3", {}, "So far"), soFar, waiting, slos, h("div", { class: "charts" }, Object.values(charts).map((chart) => chart.element)),
-    h("p", { class: "hint" }, "For a dashboard of your own, while it runs: the address of its metrics stands in the log."));
-  place.append(h("h2", {}, `${run.command} of ${date(run.started_unix_s)}`), h("p", {}, state), h("pre", { tabindex: "0", role: "region", "aria-label": "Command line" }, run.line), buttons, why, live, tried, after,
+    metrics);
+  place.append(h("h2", {}, `${run.command} of ${date(run.started_unix_s)}`), h("p", {}, state), h("pre", { tabindex: "0", role: "region", "aria-label": "Command line" }, run.line), buttons, why, lost, live, tried, after,
     h("h3", {}, "Log"), log);
 
   const tier = (now, name, what) => { const row = now.tiers[name] || now.tiers[name.toUpperCase()]; return row ? row[what] : undefined; };
   function show(event) {
+    lost.textContent = "";
     log.textContent = event.log.join("\n");
     state.replaceChildren(badge(event.state), ` ${clock(event.at_s)}`);
     if (event.probes.length) {
@@ -66,6 +68,7 @@ export async function watch(place, id) {
     if (!event.now) return;
     const now = event.now, set = (name, text) => { cards[name].textContent = text; };
     live.hidden = false;
+    if (!metrics.childElementCount) metrics.replaceChildren("For a dashboard of your own, while it runs: ", h("a", { href: event.metrics }, event.metrics), " (Prometheus).");
     set("phase", `${now.phase} ${clock(now.phase_s)}`);
     set("left", clock(now.left_s));
     bar.value = now.planned_s ? Math.min(1, now.phase_s / now.planned_s) : 0;
@@ -91,9 +94,11 @@ export async function watch(place, id) {
   const looks = new Map(); // by their file: what lies beside the result, as it grows
   function left(last) {
     last.files.filter((file) => /\.(csv|jsonl|tmp)$/.test(file) && !looks.has(file)).forEach((file) => {
-      const inside = h("div", {}), title = file.endsWith(".tmp") ? "what is written now" : file.split("/").pop();
-      const box = h("details", { class: "look", ontoggle: () => { if (box.open && !inside.childElementCount) again(); } }, h("summary", {}, `Look at ${title}`), inside);
-      const again = () => look(address(file), inside, inside.querySelector("select")?.value).catch(() => undefined);
+      const inside = h("div", {}), going = file.endsWith(".tmp"); // it gets its name when all of it is there
+      const title = h("summary", {}, going ? "What is written now" : `Look at ${file.split("/").pop()}`);
+      const box = h("details", { class: "look", open: going, ontoggle: () => { if (box.open && !inside.childElementCount) again(); } }, title, inside);
+      const looking = look(address(file), inside, going);
+      const again = async () => { const kind = await looking().catch(() => ""); if (going && kind) title.textContent = `${kind} so far`; };
       looks.set(file, { box, again });
     });
     [...looks.keys()].filter((file) => !last.files.includes(file)).forEach((file) => looks.delete(file));
@@ -104,9 +109,12 @@ export async function watch(place, id) {
   async function soFarLeft() {
     const last = await ask(`/runs/${id}?fresh=1`);
     const text = JSON.stringify([last.results.length, last.files]);
-    if (text !== shown) after.replaceChildren(h("h3", {}, "Left so far"), ...left(last));
-    shown = text;
-    looks.forEach((each) => { if (each.box.open && !each.box.contains(document.activeElement)) each.again(); });
+    if (text !== shown) {
+      const all = left(last);
+      after.replaceChildren(...(all.length ? [h("h3", {}, "Left so far"), ...all] : []));
+      shown = text;
+    }
+    looks.forEach((each) => { if (each.box.open) each.again(); });
   }
   async function ended() {
     const last = await ask(`/runs/${id}`);
@@ -123,6 +131,10 @@ export async function watch(place, id) {
   if (run.state !== "running") { await ended(); return undefined; }
   const events = new EventSource(`/runs/${id}/events`);
   events.onmessage = (message) => show(JSON.parse(message.data));
-  events.addEventListener("end", () => { events.close(); ended(); });
+  events.onerror = () => {
+    lost.textContent = events.readyState === EventSource.CLOSED ? "This page no longer gets what the run does, as too many watch or serve has another token; load it again."
+      : "The server does not answer; the run goes on without it. Once serve is started again, this page goes on.";
+  };
+  events.addEventListener("end", () => { events.close(); lost.textContent = ""; ended().catch((error) => { why.textContent = error.message; }); });
   return () => events.close();
 }
