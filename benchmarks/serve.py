@@ -3,32 +3,41 @@
     python -m benchmarks.serve list [--results 10000]
     python -m benchmarks.serve watcher [--watchers 16] [--seconds 30]
     python -m benchmarks.serve page [--groups 5]
-    python -m benchmarks.serve abba [--cache-dir D] [--groups 6] [--seconds 20] [--watchers 3]
+    python -m benchmarks.serve abba [--cache-dir D] [--groups 16] [--seconds 7] [--watchers 3]
 
 `page` opens the page in a real browser, each time without a cache, and prints how long it takes
 until its form can be used, and how many bytes came.
 
 `abba` wants an idle machine and a device that is the limit itself: without `--cache-dir` one in RAM
-that is throttled to 200 MB/s (needs root and nbdkit). It runs the same load unwatched (A) and with
-so many counted clients (B), in groups of A B B A, and prints for bandwidth and percentiles of
-storage reads the ratio B / A with its 95 % interval between groups. 6 groups take 11 minutes.
+that is throttled to 30 MB/s (needs root and nbdkit). In one run, so many counted clients come (B)
+and go (A) every few seconds, in groups of A B B A and B A A B by turns, and of each block the
+bandwidth and the percentiles of its storage reads are taken from the records of the run. It prints
+the ratio B / A of each with its 95 % interval between groups. What differs between runs differs in
+both; to keep blocks alike as well, eight users read objects of 64 KiB one after another, without
+writing, so that the device always has eight reads and their time is the device's rate. 16 groups
+of 7 s take 8 to 9 minutes.
 """
 
 import argparse
 import http.client
 import json
 import math
-import shutil
+import socket
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+import urllib.request
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
+import numpy as np
+import orjson
 import psutil
 
 from benchmarks.devices import throttled_directory
@@ -51,21 +60,49 @@ LOAD = {
 }
 
 
+STEADY = {
+    "run.model": "tiny-1b",
+    "run.kv_bytes_per_token": "256",
+    "semantics.preset": "serving",  # blocks of 256 tokens: all objects have 64 KiB
+    "run.mode": "decode-only",
+    "io.threads": "1",
+    "workload.trace_speedup": "0",  # nobody thinks
+    "tiers.gpu_mem_gib": "0",
+    "tiers.cpu_mem_gib": "0",
+    "tiers.storage_capacity_gib": "0.25",
+    "run.generation_mode": "none",
+    "run.num_users": "8",
+    "run.seed": "11",
+    "run.warmup_s": "5",
+    "run.drain_s": "2",
+    "output.records": "true",
+}
+_SETTLE_S = 2.0  # after watchers came or went: the server's last look, and what was in flight
+
+
 class Watcher(threading.Thread):
-    """A client that reads the events of a run until its end, and counts them."""
+    """A client that reads the events of a run until its end, or until it leaves, and counts
+    them."""
 
     def __init__(self, server: Served, name: str) -> None:
         super().__init__(daemon=True)
-        self._address, self._name = urlsplit(server.url), name
+        address = urlsplit(server.url)
+        self._name = name
+        self._connection = http.client.HTTPConnection(address.hostname or "", address.port)
+        self._connection.connect()
         self.events = 0
 
     def run(self) -> None:
-        connection = http.client.HTTPConnection(self._address.hostname or "", self._address.port)
-        connection.request("GET", f"/runs/{self._name}/events")
-        for line in connection.getresponse():
+        self._connection.request("GET", f"/runs/{self._name}/events")
+        for line in self._connection.getresponse():
             self.events += line.startswith(b"data: {")
             if line.startswith(b"event: end"):
                 return
+
+    def leave(self) -> None:
+        """Close the connection, as a browser does that goes away."""
+        self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self.join()
 
 
 def listed(count: int) -> None:
@@ -129,50 +166,101 @@ def watched(watchers: int, seconds: float) -> None:
               f"{100 * each:.3f} %")  # fmt: skip
 
 
+class Block(NamedTuple):
+    """So many seconds of a run, by the system's clock, without watchers (A) or with (B)."""
+
+    side: str
+    begin_s: float
+    end_s: float
+
+
 def abba(cache_dir: Path, groups: int, seconds: float, watchers: int) -> None:
-    """Print the ratios of runs that are watched to runs that are not."""
-    ratios: dict[str, list[float]] = {"bandwidth": [], "read p95": [], "read p99": []}
+    """Print the ratios of blocks of a run that are watched to those that are not."""
     cache_dir = cache_dir.resolve()
     cache_dir.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         server = stack.enter_context(serving(Path(folder), f"--folder={cache_dir}"))
-        for group in range(groups):
-            sides: dict[str, list[dict[str, Any]]] = {"A": [], "B": []}
-            for side in "ABBA":
-                sides[side].append(_measured(server, cache_dir, seconds, watchers * (side == "B")))
-            runs = [*sides["A"], *sides["B"]]
-            for what in [each for each in ratios if any(run[each] is None for run in runs)]:
-                print(f"{what}: too few reads in {seconds:g} s; give more --seconds")
-                del ratios[what]
-            for what, known in ratios.items():
-                logs = {side: fmean(math.log(run[what]) for run in sides[side]) for side in "AB"}
-                known.append(logs["B"] - logs["A"])
-            shown = ", ".join(f"{what} {_shown(known[-1])}" for what, known in ratios.items())
-            print(f"group {group + 1}: B / A {shown}", flush=True)
-    for what, known in ratios.items():
+        length_s = groups * 4 * seconds + 20
+        name = server.start(**{
+            **STEADY, "run.duration_s": str(length_s), "tiers.cache_dir": str(cache_dir),
+        })  # fmt: skip
+        _until_measuring(server, name)
+        blocks = [
+            _block(server, name, side, seconds, watchers)
+            for group in range(groups)
+            for side in ("ABBA", "BAAB")[group % 2]
+        ]
+        server.ask(f"/runs/{name}/stop", {})
+        server.ended(name, limit_s=120)
+        _, document = server.ask(f"/runs/{name}/result")
+        (records,) = (server.results / name).rglob("transfers.jsonl")
+        began_s = datetime.fromisoformat(document["kv_cache"]["started_utc"]).timestamp()
+        found = _measured(records, began_s, blocks)
+    _print_ratios(blocks, found)
+
+
+def _until_measuring(server: Served, name: str) -> None:
+    """Wait for the measured window, asking the run itself: nobody watches meanwhile."""
+    while True:
+        _, run = server.ask(f"/runs/{name}")
+        if run["state"] != "running":
+            raise SystemExit("\n".join(run["log"]))
+        if run["metrics"] is not None:
+            with urllib.request.urlopen(run["metrics"], timeout=30) as answer:
+                if b'doing{what="measure"}' in answer.read():
+                    return
+        time.sleep(1)
+
+
+def _block(server: Served, name: str, side: str, seconds: float, watchers: int) -> Block:
+    begin_s = time.time()
+    clients = [Watcher(server, name) for _ in range(watchers * (side == "B"))]
+    for client in clients:
+        client.start()
+    time.sleep(max(0.0, begin_s + seconds - time.time()))
+    block = Block(side, begin_s + _SETTLE_S, time.time())
+    for client in clients:
+        client.leave()
+        assert client.events >= seconds - _SETTLE_S, "a watcher did not get an event each second"
+    return block
+
+
+def _measured(records: Path, began_s: float, blocks: Sequence[Block]) -> list[dict[str, float]]:
+    """Return of each block what its storage reads were: those that ended in it."""
+    taken: list[list[int]] = [[] for _ in blocks]
+    ends = [block.end_s for block in blocks]
+    with records.open("rb") as lines:
+        for line in lines:
+            for leg in orjson.loads(line)["legs"]:
+                at_s = began_s + leg["finished_ns"] / 1e9
+                number = bisect_left(ends, at_s)
+                if leg["operation"] != "read" or number == len(blocks):
+                    continue
+                if at_s >= blocks[number].begin_s:
+                    taken[number].append(leg["device_ns"])
+    return [
+        {"bandwidth": len(times) / (block.end_s - block.begin_s),
+         **{f"read p{p}": float(np.percentile(times, p)) for p in (50, 95, 99)}}
+        for block, times in zip(blocks, taken, strict=True)
+    ]  # fmt: skip
+
+
+def _print_ratios(blocks: Sequence[Block], found: Sequence[Mapping[str, float]]) -> None:
+    alone = [row for block, row in zip(blocks, found, strict=True) if block.side == "A"]
+    means = {what: fmean(row[what] for row in alone) for what in found[0]}
+    print(f"{len(blocks)} blocks; without watchers {means['bandwidth']:.0f} reads/s, p50 "
+          f"{means['read p50'] / 1e6:.2f} ms, p99 {means['read p99'] / 1e6:.2f} ms")  # fmt: skip
+    for what in found[0]:
+        logs = [math.log(row[what]) * (1 if block.side == "B" else -1) / 2
+                for block, row in zip(blocks, found, strict=True)]  # fmt: skip
+        known = [sum(logs[at : at + 4]) for at in range(0, len(logs), 4)]
         interval = mean_interval(known, 0.95) if len(known) > 1 else None
         ends = "" if interval is None else f" ({_shown(interval.low)} to {_shown(interval.high)})"
-        print(f"{what}: {_shown(fmean(known))}{ends}")
+        print(f"{what}: B / A {_shown(fmean(known))}{ends}")
 
 
 def _shown(log_ratio: float) -> str:
     return f"{math.exp(log_ratio):.4f}"
-
-
-def _measured(server: Served, place: Path, seconds: float, watchers: int) -> dict[str, Any]:
-    values = {**LOAD, "run.duration_s": str(seconds), "tiers.cache_dir": str(place)}
-    name = server.start(**values)
-    for client in [Watcher(server, name) for _ in range(watchers)]:
-        client.start()
-    run = server.ended(name, limit_s=seconds + 120)
-    _, document = server.ask(f"/runs/{name}/result")
-    shutil.rmtree(server.results / run["id"])
-    section: Any = document["kv_cache"]
-    return {
-        "bandwidth": section["headline"]["bytes_per_second"],
-        "read p95": section["tiers"]["storage"]["read"]["device_ms"]["p95"],
-        "read p99": section["tiers"]["storage"]["read"]["device_ms"]["p99"],
-    }
 
 
 def opened(times: int) -> None:
@@ -205,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=int, default=10_000)
     parser.add_argument("--watchers", type=int)
     parser.add_argument("--seconds", type=float)
-    parser.add_argument("--groups", type=int, default=6)
+    parser.add_argument("--groups", type=int)
     parser.add_argument("--cache-dir", type=Path)
     options = parser.parse_args(argv)
     if options.what == "list":
@@ -213,13 +301,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif options.what == "watcher":
         watched(options.watchers or 16, options.seconds or 30)
     elif options.what == "page":
-        opened(options.groups)
+        opened(options.groups or 5)
     else:
         with ExitStack() as stack:
             place = options.cache_dir
             if place is None:
-                place = stack.enter_context(throttled_directory(200_000_000, gib=4)) / "cache"
-            abba(place, options.groups, options.seconds or 20, options.watchers or 3)
+                place = stack.enter_context(throttled_directory(30_000_000, gib=0.6)) / "cache"
+            abba(place, options.groups or 16, options.seconds or 7, options.watchers or 3)
 
 
 if __name__ == "__main__":
