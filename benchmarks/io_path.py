@@ -312,7 +312,7 @@ class _Alone:
         first = (self._made * self._case.concurrency + thread) * len(rows)
         for number in range(len(rows)):
             ref = CopyRef(first + number, b"", Tier.NVME, self._case.block, 0)
-            names = self._files.names(ref, "direct", os.O_DIRECT, writes=writes, sync=False)
+            names = self._files.names(ref, "direct", os.O_DIRECT, writes=writes, fsync="never")
             steps = table[number * (len(table) // len(rows)) :][: len(table) // len(rows)]
             self._names += [names.name, names.complete or b""]
             for row, does in ((steps[0], Does.OPEN), (steps[2], Does.CLOSE), (steps[-1], None)):

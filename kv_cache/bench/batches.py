@@ -50,6 +50,7 @@ class Batched:
         self.names: Names | None = None
         self.place: Place | None = None
         self.kept: int | None = None  # its file, which is open still
+        self.rows: _RowRange | None = None  # of all of it, in the call that moves it
         self.error: StoreError | None = None
 
     @property
@@ -84,6 +85,14 @@ _OPEN, _SYNC, _CLOSE, _RENAME = map(int, (Does.OPEN, Does.SYNC, Does.CLOSE, Does
 _KEEP, _NOWHERE = int(Does.KEEP), int(Does.NOWHERE)
 _MEMORY = int(Does.MEMORY)
 _STEPS = {_SYNC: "fsync", _CLOSE: "close", _RENAME: "rename"}
+
+
+class _RowRange(NamedTuple):
+    """Rows of a table that follow each other."""
+
+    table: PieceTable
+    first: int
+    end: int
 
 
 class _Chunk(NamedTuple):
@@ -236,8 +245,12 @@ class BatchMover:
             owners += [chunk] * (len(pieces) - first)
             firsts.append(first)
         table = PieceTable(pieces)
-        for first, chunk in zip(firsts, live, strict=True):
-            chunk.of.timer.begin_outside(partial(table.began_ns, first))
+        for first, end, chunk in zip(firsts, [*firsts[1:], len(pieces)], live, strict=True):
+            goes_on = partial(table.began_ns, first)
+            if chunk.nbytes == chunk.of.ref.nbytes:
+                chunk.of.rows = _RowRange(table, first, end)
+                goes_on = partial(table.goes_on_since_ns, first, end)
+            chunk.of.timer.begin_outside(goes_on)
         results = self._run(table, how=how)
         for piece, chunk, moved in zip(pieces, owners, results, strict=True):
             self._tell(chunk, piece, moved, writes=writes)
@@ -246,7 +259,7 @@ class BatchMover:
         """Sync files as a step of one write, all whatever happens, and close them. Raises
         StoreError."""
         rows = [row for number, fd in enumerate(due.files) for row in sync_rows(number, (fd,))]
-        table = PieceTable(rows)
+        table, one.rows = PieceTable(rows), None  # it has not ended with those before
         one.timer.begin_outside(partial(table.began_ns, 0))
         try:
             results = self.transfers.run(table, self._abort)

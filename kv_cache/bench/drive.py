@@ -58,21 +58,23 @@ class _IoBatch:
     """Operations that several threads work off together, a unit at a time: the numbers of those
     that one call moves."""
 
-    def __init__(self, ops: tuple[Op, ...], mover: Mover) -> None:
+    def __init__(self, ops: tuple[Op, ...], mover: Mover, results: list[OpDone | OpsDone]) -> None:
+        """What becomes of the operations is added to `results` as they end."""
         self._ops, self.units = ops, mover.units(ops)
         self._mover = mover
         self._next = itertools.count()
         self._lock = threading.Lock()
         self._left = len(self.units)
         self._ended = threading.Event()
-        self._results: list[OpDone | OpsDone] = []
+        self._results = results
         self._error: BaseException | None = None
 
     def work(self) -> None:
         while (i := next(self._next)) < len(self.units):
             unit = self.units[i]
             try:
-                self._results += self._mover.perform_many([self._ops[number] for number in unit])
+                for part in self._mover.perform_many([self._ops[number] for number in unit]):
+                    self._results.append(part)  # now: another may never end
             except BaseException as error:  # noqa: BLE001 - raised again in `wait`
                 self._error = error
             with self._lock:
@@ -80,12 +82,10 @@ class _IoBatch:
                 if not self._left:
                     self._ended.set()
 
-    def wait(self) -> list[OpDone | OpsDone]:
-        """Return what became of the operations, in no order."""
+    def wait(self) -> None:
         self._ended.wait()
         if self._error is not None:
             raise self._error
-        return self._results
 
 
 class Drive:
@@ -127,6 +127,7 @@ class Drive:
         self._batches: SimpleQueue[_IoBatch | None] = SimpleQueue()
         self._lives: SimpleQueue[Life | None] = SimpleQueue()
         self._living: dict[int, Queued] = {}
+        self._unrecorded: dict[int, list[OpDone | OpsDone]] = {}  # by thread: what has ended
         self._background_left = 0
         self._idle = 0
         self._workers = workers
@@ -274,11 +275,24 @@ class Drive:
         self._wait_for_threads(hurried, no_answer)
         with self._lock:
             self._sealed = True
-            for cause, leg in self._mover.in_flight():
-                self._recorder.cut_off(cause, leg)
+            self._record_what_is_left()
             for queued in self._living.values():
                 self._refuse(queued, Outcome.UNFINISHED, "drain-ended")
             self._living.clear()
+
+    def _record_what_is_left(self) -> None:
+        """Record what threads that are left behind have ended of their batches, and how far they
+        have come with the rest."""
+        within, in_flight = self._mover.cut_off()
+        parts = [part for each in self._unrecorded.values() for part in list(each)]
+        ended = {id(one.op) for part in parts for one in each_of(part)}
+        for part in within:
+            if not any(id(one.op) in ended for one in each_of(part)):  # it has just returned
+                parts.append(part)
+        for part in parts:
+            self._record(part)
+        for cause, leg in in_flight:
+            self._recorder.cut_off(cause, leg)
 
     def _wait_for_threads(self, hurried: Callable[[], bool], no_answer: Callable[[], bool]) -> None:
         deadline_ns: int | None = None
@@ -423,7 +437,7 @@ class Drive:
 
     def _live(self, life: Generator[Effect, Done, Any]) -> Any:
         """Run a life to its end; its return value."""
-        parts: list[OpDone | OpsDone] = []
+        parts = self._unrecorded[threading.get_ident()] = list[OpDone | OpsDone]()
         done: Done | None = None
         while True:
             event: threading.Event | None = None
@@ -432,6 +446,7 @@ class Drive:
                     raise _Aborted
                 for part in parts:
                     self._record(part)
+                parts.clear()
                 if self._abort.is_set():
                     raise _Aborted
                 try:
@@ -445,16 +460,17 @@ class Drive:
                     self._parked.setdefault(effect.token, []).append(event)
                 elif isinstance(effect, Spawn):
                     self._background_left += 1
-            parts, ops = self._perform(effect, event)
+            ops = self._perform(effect, event, parts)
             done = Done(self._clock.now_ns(), ops)
 
     def _perform(
-        self, effect: Effect, event: threading.Event | None
-    ) -> tuple[list[OpDone | OpsDone], tuple[OpDone, ...]]:
-        """Return what is to be recorded, and what the life is told unless all went well."""
+        self, effect: Effect, event: threading.Event | None, parts: list[OpDone | OpsDone]
+    ) -> tuple[OpDone, ...]:
+        """Add to `parts` what is to be recorded; return what the life is told unless all went
+        well."""
         match effect:
             case Transfer(ops=ops):
-                return self._transfer(ops)
+                return self._transfer(ops, parts)
             case Compute(duration_ns=duration_ns):
                 self._abort.wait(duration_ns / NS_PER_S)
             case Await():
@@ -462,26 +478,30 @@ class Drive:
                 event.wait()
             case Spawn(life=life):
                 self._lives.put(life)
-        return [], ()
+        return ()
 
-    def _transfer(self, ops: tuple[Op, ...]) -> tuple[list[OpDone | OpsDone], tuple[OpDone, ...]]:
+    def _transfer(self, ops: tuple[Op, ...], parts: list[OpDone | OpsDone]) -> tuple[OpDone, ...]:
         """Perform operations on the objects of each copy, and delete again what has to be."""
         objects = of_objects(ops)
-        parts = self._move(objects)
+        self._move(objects, parts)
         if all(part.ok for part in parts):
-            return parts, ()
+            return ()
         done = in_order(objects, parts)
         left = leftovers(ops, done)
-        return parts + self._move(left) if left else parts, of_blocks(ops, done)
+        if left:
+            self._move(left, parts)
+        return of_blocks(ops, done)
 
-    def _move(self, ops: tuple[Op, ...]) -> list[OpDone | OpsDone]:
+    def _move(self, ops: tuple[Op, ...], parts: list[OpDone | OpsDone]) -> None:
         if self._io_threads == 1 or not self._mover.worth_sharing(ops):
-            return self._mover.perform_many(ops)
-        batch = _IoBatch(ops, self._mover)
+            for part in self._mover.perform_many(ops):
+                parts.append(part)
+            return
+        batch = _IoBatch(ops, self._mover, parts)
         for _ in range(min(self._io_threads, len(batch.units)) - 1):
             self._batches.put(batch)
         batch.work()
-        return batch.wait()
+        batch.wait()
 
     # --- under the lock ------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ class LegTimer:
 
     def so_far(self, now_ns: int) -> Leg:
         """Return a leg in flight as far as it has come: at least the time inside its calls."""
-        began_ns = self.began_ns
+        began_ns = self.began_ns or self._last_ns  # it has ended just now
         called_ns = now_ns - began_ns if self.calling else 0
         leg = self._leg(0)._replace(finished_ns=now_ns, device_ns=self.device_ns + called_ns)
         if self._outside is not None and self._host_ns is None:  # with its first call

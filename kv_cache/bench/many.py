@@ -78,20 +78,25 @@ class PlacedObjects:
 
     def calls(self) -> Iterator[_RowCall]:
         """Yield the calls that threads are in now."""
-        began, ended, *_ = self.table.columns()
-        for began_ns, ended_ns in zip(began, ended, strict=True):
-            if began_ns and not ended_ns:
+        began, *_ = self.table.columns()
+        ends = [*self._rows[1:], self.table.count]
+        for first, end in zip(self._rows, ends, strict=True):
+            began_ns = began[first]
+            if began_ns and not self.table.are_over(first, end):
                 at_ns = self._clock.of_monotonic(began_ns)
                 yield _RowCall(self.cause, self.kind, self.tier, self.engine, at_ns)
 
     def outcome(self) -> tuple[OpsDone | None, list["AloneAfterAll"]]:
-        """Return what became of those that took one call and went well, and each of the others."""
+        """Return what became of those that took one call and went well, and each of the others:
+        while the table is worked off, of those that have ended."""
         began, ended, _, _, errors = self.table.columns()
-        if len(self.refs) == self.table.count and not any(errors):
+        if len(self.refs) == self.table.count and all(ended) and not any(errors):
             return self._went_well(range(len(self.refs)), began, ended), []
         ends = [*self._rows[1:], self.table.count]
         well, others = [], []
         for number, (first, end) in enumerate(zip(self._rows, ends, strict=True)):
+            if not all(ended[row] or errors[row] for row in range(first, end)):
+                continue
             if end - first == 1 and not errors[first]:
                 well.append(number)
                 continue

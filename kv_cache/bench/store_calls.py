@@ -6,7 +6,7 @@ lock or looks at a device.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from threading import get_ident
 from typing import Protocol
 
@@ -102,10 +102,16 @@ class StoreCalls:
             silences.append(Silence(max(self._ended_ns, min(begun)), now_ns))
         return silences
 
-    def in_flight(self, now_ns: int) -> list[tuple[Cause, Leg]]:
-        """Return the sides of operations that have begun and not ended, as far as they have
-        come."""
-        return [(call.cause, call.so_far(now_ns)) for call in self._all() if call.began_ns]
+    def in_flight(self, now_ns: int, ended: Set[Call] = frozenset()) -> list[tuple[Cause, Leg]]:
+        """Return the sides of operations that have begun and not ended, as far as they have come;
+        of those that are still noted, `ended` have."""
+        begun = [call for call in self._all() if call.began_ns and call not in ended]
+        return [(call.cause, call.so_far(now_ns)) for call in begun]
+
+    @property
+    def many(self) -> list[CallsOfMany]:
+        """The calls outside the interpreter that go on."""
+        return list(self._many)
 
     def waiting(self, now_ns: int) -> list[tuple[OpKind, int]]:
         """Return the sides of operations that storage has not ended: what each does, and for how

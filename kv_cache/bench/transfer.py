@@ -20,6 +20,7 @@ from kv_cache.bench.many import AloneAfterAll, PlacedMover, PlacedObjects, delet
 from kv_cache.bench.placed_ends import PlacedEnds
 from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.store_calls import StoreCalls
+from kv_cache.bench.under_way import UnderWay
 from kv_cache.core.effect import (
     ABORTED,
     CopyRef,
@@ -141,6 +142,7 @@ class Mover:
             if self._in_batches[tier] and Capability.PLACED in store.capabilities
         }
         self._ends = None if batches is None else PlacedEnds(self._placed, batches)
+        self._under_way = None if batches is None else UnderWay(batches, clock)
         self._how = {tier: store.capabilities for tier, store in stores.items()}
         self._found_at_once = {
             tier for tier in self._placed if Capability.FOUND_AT_ONCE in self._how[tier]
@@ -156,9 +158,13 @@ class Mover:
         leg = done.legs[0] if done.legs else None
         return leg is not None and leg.kind is OpKind.READ and self._verifies[leg.tier]
 
-    def in_flight(self) -> list[tuple[Cause, Leg]]:
-        """List the operations that threads perform now, as far as they have come."""
-        return self._pulse.in_flight(self._clock.now_ns())
+    def cut_off(self) -> tuple[list[OpDone | OpsDone], list[tuple[Cause, Leg]]]:
+        """Return the operations that have ended within calls that go on, and the sides of those
+        that threads perform now, as far as they have come."""
+        if self._under_way is None:
+            return [], self._pulse.in_flight(self._clock.now_ns())
+        ended, timers = self._under_way.ended(self._pulse.many)
+        return ended, self._pulse.in_flight(self._clock.now_ns(), timers)
 
     def worth_sharing(self, ops: tuple[Op, ...]) -> bool:
         """Whether a batch gains from several threads: where it waits for storage."""
@@ -197,25 +203,24 @@ class Mover:
         """Perform operations one after the other, and return what became of each."""
         return in_order(ops, self.perform_many(ops))
 
-    def perform_many(self, ops: Sequence[Op]) -> list[OpDone | OpsDone]:
+    def perform_many(self, ops: Sequence[Op]) -> Iterator[OpDone | OpsDone]:
         """Perform operations one after the other: as many in a call as follow each other and do the
-        same. What is returned of them is in no order."""
+        same. Yield what became of them as they end, in no order."""
         if len(ops) >= _MANY and _alike(ops):
-            return self._perform_alike(ops)
-        done: list[OpDone | OpsDone] = []
+            yield from self._perform_alike(ops)
+            return
         for _, group in groupby(ops, self._batch_kind):
-            done += self._perform_alike(list(group))
-        return done
+            yield from self._perform_alike(list(group))
 
-    def _perform_alike(self, same: Any) -> list[OpDone | OpsDone]:
+    def _perform_alike(self, same: Any) -> Iterator[OpDone | OpsDone]:
         """Perform operations that are alike, or of those that are not moved in batches."""
         if self._are_placed(same):
-            return list(self._move_placed(same))
+            return self._move_placed(same)
         if self._are_freed(same):
-            return list(self._delete_many(same))
+            return self._delete_many(same)
         if self._batch_kind(same[0]) is None:
-            return list(map(self.perform, same))
-        return list(self._in_batches_of(same))
+            return map(self.perform, same)
+        return self._in_batches_of(same)
 
     def _in_batches_of(self, same: Any) -> Iterator[OpDone]:
         together = (
@@ -399,6 +404,8 @@ class Mover:
         how = self._how[ops[0].copy.tier]
         kind = OpKind.READ if reads else OpKind.WRITE
         batch = [self._side(op, op.copy, kind) for op in ops]
+        assert self._under_way is not None
+        self._under_way.begin([(one,) for one in batch])
         try:
             for one in batch:
                 self._begin(one, reads=reads, sampled=sampled)
@@ -411,6 +418,8 @@ class Mover:
             for one in batch:
                 one.give_up()
             raise
+        finally:
+            self._under_way.end()
 
     def _move_batch(self, moves: Sequence[Move]) -> list[OpDone]:
         """Moves from one tier to another, between which positional calls may carry the bytes."""
@@ -420,6 +429,8 @@ class Mover:
             (self._side(op, op.source, OpKind.READ), self._side(op, op.target, OpKind.WRITE))
             for op in moves
         ]
+        assert self._under_way is not None
+        self._under_way.begin(pairs)
         try:
             for reader, writer in pairs:
                 self._begin(writer, reads=False)
@@ -432,6 +443,8 @@ class Mover:
             for side in chain(*pairs):
                 side.give_up()
             raise
+        finally:
+            self._under_way.end()
 
     def _side(self, op: Read | Write | Move, ref: CopyRef, kind: OpKind) -> Batched:
         timer = LegTimer(self._clock, self._pulse, op.cause, ref.tier, kind)

@@ -20,7 +20,7 @@ from kv_cache.bench.transfer import Mover, Verify, native_batches
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef, Delete, OpDone, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Tier
-from kv_cache.core.ops_done import OpsDone
+from kv_cache.core.ops_done import OpsDone, each_of
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB, PAGE_BYTES
 from kv_cache.metrics.recorder import Edges, Recorder
@@ -199,7 +199,7 @@ def test_objects_in_pieces_are_told_with_all_of_their_calls(single: Rig) -> None
 def test_pages_are_looked_at_of_every_nth_read(sampling: Rig) -> None:
     refs = copies(0, *([8] * 12))
     sampling.write(*refs)
-    parts = sampling.mover.perform_many([Read(ref, Cause.REUSE) for ref in refs])
+    parts = list(sampling.mover.perform_many([Read(ref, Cause.REUSE) for ref in refs]))
     assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [8]
     assert all(part.ok for part in parts)
 
@@ -221,6 +221,29 @@ def test_calls_that_go_on_are_seen_from_outside() -> None:
     assert pulse.waiting(seen_ns) == [(OpKind.READ, 3_000)]
     pulse.leave_many(objects)
     assert not pulse.in_flight(seen_ns)
+
+
+def test_of_a_call_that_goes_on_each_has_ended_or_is_in_flight_or_has_not_begun(rig: Rig) -> None:
+    ops = [Read(ref, Cause.REUSE) for ref in copies(0, 1, 1, 1, 1, 2)]
+    one, two = (Span(0, 0, PAGE_BYTES),), (Span(0, 0, PAGE_BYTES), Span(0, 0, PAGE_BYTES))
+    spans = [one, one, one, one, two]
+    clock, now_ns = MonotonicClock(), time.monotonic_ns()
+    objects = PlacedObjects(
+        [(op, op.copy, Place(s, (), "direct")) for op, s in zip(ops, spans, strict=True)], clock
+    )
+    objects.lay_out(PAYLOAD, 0, 0, 0)
+    rows = np.frombuffer(memoryview(objects.table.memory), ROW)
+    instants = [(9, 8), (9, 0), (7, 6), (0, 0), (5, 4), (3, 0)]  # the last two of one object
+    rows["began_ns"], rows["ended_ns"] = zip(
+        *[[now_ns - 1000 * at if at else 0 for at in row] for row in instants], strict=True
+    )
+    rows["error"][2] = native.WRONG
+    rig.pulse.enter_many(objects)
+    ended, in_flight = rig.mover.cut_off()
+    rig.pulse.leave_many(objects)
+    outcomes = [(each.op, each.ok) for part in ended for each in each_of(part)]
+    assert outcomes == [(ops[0], True), (ops[2], False)]
+    assert [(cause, leg.kind) for cause, leg in in_flight] == [(Cause.REUSE, OpKind.READ)] * 2
 
 
 def test_threads_share_the_crew_and_each_has_what_it_asked_for(rig: Rig) -> None:

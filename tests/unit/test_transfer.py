@@ -3,6 +3,7 @@
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count, pairwise
@@ -18,6 +19,7 @@ from kv_cache.core.block import content_key
 from kv_cache.core.effect import ABORTED, CopyRef, Delete, Leg, Move, Op, OpDone, Read, Write
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
+from kv_cache.core.ops_done import OpsDone, each_of, in_order
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, PAGE_BYTES
 from kv_cache.tiers.base import Capability, Sink, Store, Tap
@@ -361,6 +363,48 @@ def test_once_aborted_nothing_of_a_batch_is_written_or_left_open(
     assert {each.error for each in done} == {ABORTED}
     assert (descriptors(), rig.files) == (before, files)
     store.close()
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_of_a_batch_that_never_ends_each_operation_has_ended_or_is_in_flight(
+    tmp_path: Path, moves: bool
+) -> None:
+    """The open of a pipe without another end waits, as a device would that hangs."""
+    rig = rig_of(tmp_path, "direct")
+    refs = [rig.copy(Tier.NVME, PAGE_BYTES) for _ in range(6)]
+    assert all(d.ok for d in rig.mover.perform_all([Write(ref, Cause.PREFILL) for ref in refs]))
+    hung, gone = rig.files[2], refs.pop(4)
+    assert rig.perform(Delete(gone, Cause.EVICTION)).ok
+    hung.unlink()
+    os.mkfifo(hung)
+    ops: list[Op] = [Read(ref, Cause.REUSE) for ref in refs]
+    ops.insert(4, Read(gone, Cause.REUSE))
+    if moves:
+        ops = [Move(op.source, rig.twin(op.source, Tier.CPU), Cause.PROMOTION) for op in ops]
+    done: list[OpDone | OpsDone] = []
+    caller = threading.Thread(target=lambda: done.extend(rig.mover.perform_many(ops)))
+    caller.start()
+    until_s = time.monotonic() + 30
+    while len(rig.mover.cut_off()[0]) < (1 if moves else 5):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    ended, in_flight = rig.mover.cut_off()
+    os.close(os.open(hung, os.O_WRONLY))
+    caller.join()
+    outcomes = {id(one.op): one.error for part in ended for one in each_of(part)}
+    failed = {id(ops[4]): "vanished"}
+    if moves:  # what was read is not written yet
+        assert outcomes == failed
+        assert {cause for cause, _ in in_flight} == {Cause.PROMOTION}
+    else:
+        assert outcomes == {id(op): None for i, op in enumerate(ops) if i != 2} | failed
+        assert [(cause, leg.kind) for cause, leg in in_flight] == [(Cause.REUSE, OpKind.READ)]
+    for part in ended:
+        for one in each_of(part):
+            check_instants(one)
+            assert one.error or sum(moved(one.legs[0])) == PAGE_BYTES
+    assert rig.mover.cut_off() == ([], [])
+    assert [each.error for each in in_order(ops, done)][2] is not None
 
 
 def test_a_name_that_is_taken_fails_alone_and_stays_what_it_was(tmp_path: Path) -> None:

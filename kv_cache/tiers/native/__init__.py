@@ -119,6 +119,14 @@ class PieceTable:
         began_ns: int = _BEGAN.unpack_from(self._rows, number * _ROW.size + _RESULT_AT)[0]
         return began_ns
 
+    def goes_on_since_ns(self, first: int, end: int) -> int:
+        """Return when the work at such rows began; 0 before, and when all of them are over."""
+        return 0 if self.are_over(first, end) else self.began_ns(first)
+
+    def are_over(self, first: int, end: int) -> bool:
+        """Return whether each of such rows has ended, or was left out."""
+        return all(moved.ended_ns or moved.error for _, moved in map(self.row, range(first, end)))
+
     def columns(self) -> list[list[int]]:
         """Return what became of all pieces, by the fields of `Moved`."""
         values = memoryview(self._rows).cast("q")
