@@ -29,7 +29,8 @@ COMMAND = Command(
     examples:
       kv-cache.py serve
       kv-cache.py serve --results results --folder /mnt/a --folder /mnt/b
-      KV_CACHE_SERVE__TOKEN=$(openssl rand -hex 16) kv-cache.py serve --host 0.0.0.0
+      export KV_CACHE_SERVE__TOKEN=$(openssl rand -hex 16); echo $KV_CACHE_SERVE__TOKEN
+      kv-cache.py serve --host 0.0.0.0
 
     exit code: 0 ended by a signal, 2 bad input
     """,

@@ -36,7 +36,7 @@ from kv_cache.core.errors import ConfigError, PlaceError, UsageError, did_you_me
 from kv_cache.result.metrics import Json
 from kv_cache.view.page import page
 from kv_cache.web.classes import COMMANDS_NEVER, Folders, samples
-from kv_cache.web.commands import WebCommand, shown
+from kv_cache.web.commands import Values, WebCommand, shown
 from kv_cache.web.feed import Feeds
 from kv_cache.web.guard import (
     COOKIE,
@@ -128,6 +128,7 @@ class Ready(Struct, frozen=True):
     command: WebCommand
     words: Sequence[str]
     config: Config | None
+    places: Values
     devices: Mapping[Path, Sequence[str]]
 
 
@@ -139,7 +140,8 @@ def _ready(site: Site, wanted: Wanted, folder: Path) -> Ready:
     folders = Folders((*site.folders.roots, folder), site.folders.uploads)
     config = command.checked(words, folders, places)
     used = command.places_used(wanted.values, config)
-    return Ready(command, words, config, {place: devices_of(place) for place in used})
+    devices = {place: devices_of(place) for place in used}
+    return Ready(command, words, config, places, devices)
 
 
 async def _looked_at(site: Site, wanted: Wanted, folder: Path) -> Ready:
@@ -194,15 +196,18 @@ async def _check(site: Site, request: Request) -> Response:
         "line": shown(ready.words),
         "words": ready.words,
         "yaml": "" if config is None else print_config(config),
-        "effective": {} if config is None else _effective(config),
+        "effective": _effective(ready),
         "planned": planned,
         "dry_run": ready.command.has_dry_run,
     })  # fmt: skip
 
 
-def _effective(config: Config) -> Json:
-    """The value of each option of a run, as the form shows what is left as it is."""
-    return {path: to_mapping(value_at(config, path)) for path in options()}
+def _effective(ready: Ready) -> Json:
+    """The value of each option, as the form shows what is left as it is: those of a run, and the
+    files that the server has written into the run's own folder."""
+    config = ready.config
+    values = {} if config is None else {p: to_mapping(value_at(config, p)) for p in options()}
+    return values | {path: Path(str(text)).name for path, text in ready.places.items()}
 
 
 async def _planned(words: Sequence[str]) -> str:

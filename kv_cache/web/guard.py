@@ -1,7 +1,8 @@
 """Who may ask: looked at before any route sees a request.
 
 - Host must be an address of this server, so that a name that a stranger points at it does not work.
-- Origin and Sec-Fetch-Site, which browsers send, must be this server's own.
+- Origin and Sec-Fetch-Site, which browsers send, must be this server's own; a link may lead from
+  anywhere to the page and to the page of results, as nobody but the reader sees what it shows.
 - What changes something is JSON, or bytes for an upload: both make a browser of another origin ask
   first, and nobody answers it. So no form, image or script elsewhere can do anything here.
 - With a token, everything but the page's own files needs it, in a header or in the cookie that the
@@ -74,7 +75,7 @@ class Guard:
             )  # fmt: skip
         origin = headers.get("origin", f"http://{host}")
         site = headers.get("sec-fetch-site", "none")
-        linked = path == "/"  # it has no data: a link may lead to it from anywhere
+        linked = path == "/" or (path == "/page" and headers.get("sec-fetch-dest") == "document")
         if origin != f"http://{host}" or not (linked or site in ("same-origin", "none")):
             return Refusal(
                 403, "foreign-origin", "another site's page may not use this server; open its own"

@@ -362,6 +362,20 @@ def test_a_stranger_s_page_can_do_and_read_nothing(served: Served, headers: dict
         assert (status, answer["error"]["kind"]) == (403, "foreign-origin")
 
 
+def test_a_link_in_a_mail_leads_to_results_and_nothing_else_does(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    shutil.copy(ROOT / "docs/reports/result.json", results / "a.json")
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate",
+            "Sec-Fetch-Dest": "document"}  # fmt: skip
+    with serving(tmp_path) as server:
+        server.ask("/results?fresh=1")
+        assert server.ask("/page?result=a.json", headers=link)[0] == 200
+        assert server.ask("/page?result=a.json", headers={**link, "Sec-Fetch-Dest": "image"})[
+            0] == 403  # fmt: skip
+        assert server.ask("/results/a.json", headers=link)[0] == 403
+
+
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
 )

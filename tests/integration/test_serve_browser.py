@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import psutil
 import pytest
@@ -173,6 +173,7 @@ def test_instances_are_drawn_up_one_by_one(served: Served, window: Browser) -> N
     window.visit(f"{served.url}/#/start/sim")
     window.until(READY)
     fill(window, "scenario", "single-node")
+    window.until("document.getElementById('first-series').placeholder === 'series.csv'")
     window.run("[...document.querySelectorAll('details')].forEach(d => d.open = true);"
                "const cells = document.querySelectorAll('input[aria-label^=\"hbm_gib\"]');"
                "cells[1].value = '80'; cells[1].dispatchEvent(new Event('input'));"
@@ -452,10 +453,20 @@ def test_two_drives_one_answer_without_the_terminal(
     served: Served, window: Browser, tmp_path: Path
 ) -> None:
     """The walk of docs/how-to/compare-in-the-browser.md; the two drives are one here."""
+    values = {"config": "quick", **TINY, "run.duration_s": "10", "tiers.cpu_mem_gib": "0"}
+    filled = "/".join(quote(f"{path}={text}", safe="") for path, text in values.items())
     for drive in ("drive-a", "drive-b"):
-        values = {**TINY, "run.duration_s": "10", "tiers.cpu_mem_gib": "0", "output.label": drive}
-        values["tiers.cache_dir"] = str(served.results.parent / drive)
-        served.ended(served.start(**values))
+        window.visit("about:blank")
+        window.visit(f"{served.url}/#/start/run/{filled}")
+        window.until(READY)
+        fill(window, "tiers.cache_dir", str(served.results.parent / drive))
+        fill(window, "output.label", drive)
+        window.until(f"document.querySelector('#line').textContent.includes('--label={drive}')")
+        window.click("#plan")
+        window.until("document.querySelector('#planned').textContent.includes('GiB free')", 60)
+        window.click("#go")
+        served.ended(started(window))
+        window.until("document.querySelector('#output')", 60)
     window.visit(f"{served.url}/#/results")
     window.until("document.querySelectorAll('tbody tr').length >= 5")
     for drive in ("drive-a", "drive-b"):
