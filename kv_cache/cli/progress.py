@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from shutil import get_terminal_size
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from kv_cache.bench.run import RealRun
 from kv_cache.cli.live import Side, SloNow, Snapshot, TierNow, cut, live_lines, status_line
 from kv_cache.config.build import class_slos
 from kv_cache.config.root import Config
@@ -31,6 +30,9 @@ from kv_cache.core.text import printable
 from kv_cache.core.units import GIB, ns_to_ms
 from kv_cache.metrics.slo import Slo, SloMeasure
 from kv_cache.metrics.window import Latency, Window
+
+if TYPE_CHECKING:  # studies show progress, too, and do without the driver of real runs
+    from kv_cache.bench.run import RealRun
 
 STATUS_S = 10.0
 REDRAW_S = 0.5  # at most twice a second, and at once in a new phase
@@ -96,7 +98,7 @@ class TerminalProgress:
     @contextmanager
     def run(
         self, config: Config, prefix: str = "", slos: Sequence[Slo] | None = None
-    ) -> Iterator[Callable[[RealRun], None]]:
+    ) -> Iterator["Callable[[RealRun], None]"]:
         if not self._wanted:
             yield lambda run: None
             return
@@ -261,7 +263,7 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def tick(self, run: RealRun) -> None:
+    def tick(self, run: "RealRun") -> None:
         now = self._clock()
         if run.phase != self._phase:
             self._phase, self._phase_began = run.phase, now
@@ -277,14 +279,14 @@ class RunProgress:
             shown = live_lines(self.snapshot(run), columns - 1, max(1, lines - 1))
             self._block.show(shown)
 
-    def _said(self, run: RealRun, now: float) -> str:
+    def _said(self, run: "RealRun", now: float) -> str:
         """The line of status; its rate is that since the last one."""
         read, written = run.storage_bytes(OpKind.READ), run.storage_bytes(OpKind.WRITE)
         rate = (read + written - self._moved) / max(now - self._moved_at, 1e-9)
         self._moved, self._moved_at = read + written, now
         return status_line(self.snapshot(run), read, written, rate)
 
-    def snapshot(self, run: RealRun) -> Snapshot:
+    def snapshot(self, run: "RealRun") -> Snapshot:
         """What is known of the run now. Counters are read without the driver's lock."""
         window = run.latest
         if window is not None:
@@ -320,7 +322,7 @@ class RunProgress:
             latest_warning=self._warnings.latest,
         )
 
-    def _time(self, run: RealRun) -> tuple[float, float | None, float | None, int | None]:
+    def _time(self, run: "RealRun") -> tuple[float, float | None, float | None, int | None]:
         """Of the phase: seconds so far, the share that is over, seconds and requests left."""
         config = self._config.run
         elapsed_s = self._clock() - self._phase_began
@@ -360,7 +362,7 @@ class RunProgress:
             limit_ns=slo.limit_ns,
         )
 
-    def _parts(self, run: RealRun) -> list[str]:
+    def _parts(self, run: "RealRun") -> list[str]:
         """As far as one line has room."""
         behind = run.world.behind.holders
         return [
