@@ -3,10 +3,12 @@
     python benchmarks/cluster.py [--runs N]
 
 Each work is a shipped scenario, run in a process of its own; the works take turns, so that what
-else the machine does falls on all of them. Two are run with the engine compiled (`kv-cache.py
-compile`, into a directory that goes again), the others as Python. Three public
-simulators did the first in 2.27 s and 169 MB (C++, as its README builds it), the second in 36.7 s
-and 1.47 GB, and the third not in 77 minutes.
+else the machine does falls on all of them. Some are run with the engine compiled (`kv-cache.py
+compile`, into a directory that goes again), the others as Python. How the processor's time grows
+from 10,000 to 50,000 requests is the median of the pairs that were run one after the other.
+
+Three public simulators did the first in 2.27 s and 169 MB (C++, as its README builds it), the
+second in 36.7 s and 1.47 GB, and the third not in 77 minutes.
 """
 
 import argparse
@@ -47,6 +49,11 @@ class Work(NamedTuple):
     compiled: bool = False
 
 
+FEW, MANY = "cluster-10k few", "cluster-10k many"
+TIMES_THE_REQUESTS, MOST_GROWTH = 5, 1.2
+_SERVED = ("instances.gpu.hbm_gib=20", "tiers.write_policy=through")
+_REQUESTS = "workload.requests="
+
 WORKS: Mapping[str, Work] = {
     "b13": Work(
         "8 instances, 100,000 requests, event log and series written, compiled", "b13", (), 3.0,
@@ -56,9 +63,12 @@ WORKS: Mapping[str, Work] = {
     "cluster-10k": Work("10,240 GPUs, 8,000 requests", "cluster-10k", (), 6.0, 400.0),
     "cluster-10k served": Work(
         "the same with memory for every prompt, written through to the pools, compiled",
-        "cluster-10k",
-        ("instances.gpu.hbm_gib=20", "tiers.write_policy=through"), 6.0, 400.0, compiled=True,
+        "cluster-10k", _SERVED, 6.0, 400.0, compiled=True,
     ),
+    FEW: Work("the same with 10,000 requests", "cluster-10k", (*_SERVED, _REQUESTS + "10000"),
+              0.0, 0.0, compiled=True),
+    MANY: Work("the same with 50,000 requests", "cluster-10k", (*_SERVED, _REQUESTS + "50000"),
+               0.0, 0.0, compiled=True),
     "pd-10k": Work(
         "10,240 GPUs, 1:3 apart, 4,000 requests", "pd-10k",
         ("instances.prefill.hbm_gib=20", "instances.decode.hbm_gib=20"), 60.0, 0.0,
@@ -103,7 +113,18 @@ def figures(runs: int = RUNS) -> list[Figure]:
             for name, work in WORKS.items():
                 seen[name].append(measure(work, Path(cache)))
                 _tell(name, *seen[name][-1])
-    return [_figure(WORKS[name], rows) for name, rows in seen.items()]
+    rows = [_figure(WORKS[name], rows) for name, rows in seen.items()]
+    return [*rows, _growth(seen[FEW], seen[MANY])]
+
+
+def _growth(few: Sequence[tuple[float, ...]], many: Sequence[tuple[float, ...]]) -> Figure:
+    """Compare the processor's time of a request in each pair."""
+    each = [more[1] / less[1] / TIMES_THE_REQUESTS for less, more in zip(few, many, strict=True)]
+    return Figure(
+        number="18", what="a request's time, 50,000 beside 10,000", wanted=f"<= {MOST_GROWTH:g} x",
+        seen=f"{statistics.median(each):.2f} x ({min(each):.2f} to {max(each):.2f})",
+        met=statistics.median(each) <= MOST_GROWTH,
+    )  # fmt: skip
 
 
 def _tell(name: str, wall: float, cpu: float, peak: float) -> None:

@@ -619,7 +619,7 @@ class WatchSection:
     )  # fmt: skip
     check_every: int | None = opt(
         None, "Check the invariants after this many events; 0 = at the end alone; empty = 10,000, "
-        "or ten for each instance if that is more", unit="events", low=0, high=10**12,
+        "or as many as a check recounts if that is more", unit="events", low=0, high=10**12,
     )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.laws import Log
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
+from kv_cache.sim.cluster.simulate import simulate
+from kv_cache.sim.cluster.sources import build_source
 from tests.cluster import Plain, gib, random_values, scenario_of, serve
 from tests.traces import real_trace
 
@@ -417,3 +419,18 @@ def test_the_log_knows_a_request_that_ends_twice() -> None:
         hear(4, "arrival", 2, 0)
     with pytest.raises(AssertionError, match="without admit"):
         hear(6, "first-token", 3, 0)
+
+
+def test_a_check_that_has_much_to_recount_is_made_more_seldom() -> None:
+    values: Plain = {
+        "model": {"kv_bytes_per_token": 1000, "block_tokens": BLOCK},
+        "workload": {"source": "poisson", "requests": 8_000},
+        "instances": {"gpu": {"count": 2_000, "hbm_gib": gib(1_000, BLOCK), "compute": "none"}},
+        "topology": {"racks": 25, "nodes_per_rack": 10, "instances_per_node": 8},
+        "router": {"kind": "round-robin"},
+    }
+    scenario, chain = scenario_of(values), PrefixChain()
+    outcome = simulate(scenario, build_source(scenario, chain), chain)
+    at_its_end = 1
+    assert outcome.requests.finished == 8_000
+    assert 1 <= outcome.checks["capacity"] - at_its_end <= outcome.events // 20_000

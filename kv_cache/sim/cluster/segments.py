@@ -11,7 +11,7 @@ that others may use.
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -116,7 +116,7 @@ class BlockPool:
         return extents
 
     @property
-    def segments(self) -> Iterable[Segment]:
+    def segments(self) -> Collection[Segment]:
         return self._segments.values()
 
     @property

@@ -95,20 +95,26 @@ def _serve(cluster: Cluster, log: Log | None, progress: OnProgress | None) -> Cl
 def _run(
     cluster: Cluster, sampler: Sampler, checks: Counter[str], progress: OnProgress | None
 ) -> None:
-    """Run until nothing is left to do, with a check every now and then: it recounts everything, so
-    with many instances it costs as much as many events."""
+    """Run until nothing is left to do, with a check every now and then."""
     every = cluster.scenario.watch.check_every
-    if every is None:
-        every = max(_BATCH, 10 * len(cluster.instances))
     batch = min(every or _BATCH, _BATCH)
-    unchecked = 0
+    unchecked, due = 0, every or _BATCH
     while cluster.loop.run(batch):
         unchecked += batch
-        if every and unchecked >= every:
+        if every != 0 and unchecked >= due:
             check(cluster, checks)
             unchecked = 0
+            if every is None:
+                due = max(_BATCH, _recounted(cluster))
         if progress is not None:
             progress(cluster.counts.requests.arrived - len(cluster.alive), sampler.series)
+
+
+def _recounted(cluster: Cluster) -> int:
+    """Return after how many events a check, which recounts everything, costs little beside them:
+    else a run would take the longer by event the more its caches hold."""
+    held = sum(len(pool.segments) for pool in cluster.storage.pools.values())
+    return max(10 * len(cluster.instances), held)
 
 
 class _Collector:
