@@ -34,7 +34,7 @@ MODULES: Mapping[str, Sequence[str]] = {
         "greedy_dual", "heavy_hitter", "histories", "importance", "leaf_first", "learned", "lfu",
         "lru", "mq", "numbers", "regret_aware", "s3fifo", "sieve", "sliding_window", "windowed",
     ),
-    "kv_cache.lab": ("caches", "chance", "seam"),
+    "kv_cache.lab": ("caches", "chance", "one_size", "seam"),
 }  # fmt: skip
 """By package. Those that inherit from each other must all be here."""
 PURE = "--pure"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from kv_cache.lab.accesses import AccessPart
 from kv_cache.lab.caches import Cache, NoCache, Queue
+from kv_cache.lab.one_size import ONE_SIZE
 from kv_cache.lab.shared_state import SharedState
 from kv_cache.lab.variants import PolicyVariant
 from kv_cache.policy.admission import Admission, Candidate
@@ -24,8 +25,12 @@ def cache_of(variant: PolicyVariant, room_bytes: int, shared: SharedState) -> Ca
     room = room_bytes // max(1, int(accesses.sizes.min(initial=room_bytes + 1)))
     if not room:
         return NoCache()
-    if variant.plain in _FAST and accesses.size is not None:
-        return Queue(room, shared, to_back=_FAST[variant.plain])
+    size, plain = accesses.size, variant.plain
+    if size and plain is not None:
+        if plain in _FAST:
+            return Queue(room, shared, to_back=_FAST[plain])
+        if plain in ONE_SIZE:
+            return ONE_SIZE[plain](room_bytes, size, shared)
     policy, admission = variant.eviction(room_bytes, shared.seed), variant.gate()
     if admission is None:
         return Seam(policy, room_bytes, shared)

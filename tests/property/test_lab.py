@@ -14,6 +14,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses, next_uses
 from kv_cache.lab.bounds import Min, SpaceTime
 from kv_cache.lab.caches import Cache
+from kv_cache.lab.one_size import ONE_SIZE
 from kv_cache.lab.patterns import PATTERNS, drawn
 from kv_cache.lab.seam import Seam, cache_of
 from kv_cache.lab.shared_state import SharedState
@@ -204,7 +205,7 @@ def test_the_limit_of_space_and_time_is_above_every_choice_of_what_to_keep(
                 assert sum(width[at] for at, _ in kept) <= limit.nbytes
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo"])
+@pytest.mark.parametrize("policy", ["lru", "fifo", *ONE_SIZE])
 @given(asked(), rooms)
 def test_the_fast_caches_find_what_the_policies_of_the_tiers_find(
     policy: str, given: Accesses, room: int
@@ -215,6 +216,18 @@ def test_the_fast_caches_find_what_the_policies_of_the_tiers_find(
         assert not isinstance(fast, Seam)
         assert tell(fast, given) == tell(slow, given)
         assert (fast.evicted, fast.refused) == (slow.evicted, slow.refused)
+
+
+@pytest.mark.parametrize("policy", ONE_SIZE)
+def test_the_fast_caches_find_the_same_once_lifetimes_end_and_ghosts_are_forgotten(
+    policy: str,
+) -> None:
+    names = SEED.rng().choices(range(200), [1 / (1 + name) for name in range(200)], k=40_000)
+    given = accesses(names)
+    for room_bytes in (3 * SIZE + 1, 20 * SIZE, 90 * SIZE + SIZE // 2):
+        fast = cache_of(PolicyVariant(Named(policy)), room_bytes, SharedState(given, SEED))
+        slow = Seam(EVICTION[policy](room_bytes), room_bytes, SharedState(given, SEED))
+        assert hits(fast, given) == hits(slow, given)
 
 
 @given(asked(), rooms)
