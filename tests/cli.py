@@ -43,6 +43,23 @@ LIGHT = [
 ]
 """Behind those: an eighth of the bytes in all, where they are not what is looked at."""
 
+TRACE = (
+    "--virtual-time",
+    "--semantics=serving",
+    "--trace=datasets/mooncake_sample.jsonl",
+    "--trace-speedup=0",
+    "--replay-cycles=1",
+    "--num-users=1",
+    "--model=tiny-1b",
+    "--gpu-mem-gb=1",
+    "--cpu-mem-gb=2",
+    "--storage-capacity-gb=8",
+    "--generation-mode=none",
+    "--seed=1",
+    "--output=R.json",
+)
+"""The sample of Mooncake in virtual time, in three tiers, as fast as it is answered."""
+
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
 """Those that end a command, each with its exit code."""
 

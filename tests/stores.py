@@ -246,7 +246,7 @@ def kept_descriptors(store: Store) -> int:
     if isinstance(store, Striped):
         return sum(kept_descriptors(drive) for drive in store._stores)
     if isinstance(store, Faulty | Throttled):
-        return kept_descriptors(store._store)
+        return kept_descriptors(store.inner)
     if not isinstance(store, NvmeStore):
         return 0
     layout, waiting = store._layout, len(store._syncer._waiting)

@@ -38,91 +38,32 @@ way, or to what a write leaves on the medium), any other reason to fail for, or 
 pass. Called once for each operation. Writes fail when they are committed."""
 
 
-class Faulty:
-    """`store`, with the faults that `fault` decides on."""
+class Around:
+    """A store that passes everything on; a subclass says what differs."""
 
-    def __init__(self, store: Store, fault: Fault) -> None:
-        self._store = store
-        self._fault = fault
+    def __init__(self, store: Store) -> None:
+        self.inner = store
         self.tier = store.tier
         self.capabilities = store.capabilities & ~Capability.POSITIONAL
         self.removal = store.removal
 
     def create(self, ref: CopyRef) -> Sink:
-        fault = _stalled(self._fault(OpKind.WRITE, ref))
-        sink = self._store.create(ref)
-        if fault is None:
-            return sink
-        if fault == LOST:
-            return _LosingSink(sink, ref.nbytes)
-        spoil = _SPOILS.get(fault)
-        return _FailingSink(sink, fault) if spoil is None else _SpoilingSink(sink, spoil)
+        return self.inner.create(ref)
 
     def open(self, ref: CopyRef) -> Tap:
-        fault = _stalled(self._fault(OpKind.READ, ref))
-        spoil = _SPOILS.get(fault or "")
-        if fault is not None and spoil is None:
-            raise StoreError(fault, "injected")
-        tap = self._store.open(ref)
-        return tap if spoil is None else _SpoilingTap(tap, spoil)
+        return self.inner.open(ref)
 
     def delete(self, ref: CopyRef) -> None:
-        fault = _stalled(self._fault(OpKind.DELETE, ref))
-        if fault is not None:
-            raise StoreError(fault, "injected")
-        self._store.delete(ref)
+        self.inner.delete(ref)
 
     def describe(self) -> Mapping[str, Any]:
-        return {**self._store.describe(), "faulty": True}
+        return self.inner.describe()
 
     def close(self) -> None:
-        self._store.close()
+        self.inner.close()
 
 
-class Throttled:
-    """`store` behind a link of a set rate (bytes/s) that reads and writes of all threads share, and
-    that takes `latency_ns` for each call. A link that was idle has no credit.
-
-    What the store itself takes is part of a call's time, not added to it.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        *,
-        bytes_per_second: float,
-        latency_ns: int = 0,
-        now_ns: Callable[[], int] = time.monotonic_ns,
-        sleep_s: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._store = store
-        self._link = _Link(bytes_per_second, latency_ns, now_ns, sleep_s)
-        self.tier = store.tier
-        self.capabilities = store.capabilities & ~Capability.POSITIONAL
-        self.removal = store.removal
-
-    def create(self, ref: CopyRef) -> Sink:
-        return _ThrottledSink(self._store.create(ref), self._link)
-
-    def open(self, ref: CopyRef) -> Tap:
-        return _ThrottledTap(self._store.open(ref), self._link)
-
-    def delete(self, ref: CopyRef) -> None:
-        self._store.delete(ref)
-
-    def describe(self) -> Mapping[str, Any]:
-        link = self._link
-        limits = {"bytes_per_second": link.bytes_per_second, "latency_ns": link.latency_ns}
-        return {**self._store.describe(), "throttled": limits}
-
-    def close(self) -> None:
-        self._store.close()
-
-
-# --- parts of both -------------------------------------------------------------------------
-
-
-class _SinkAround:
+class SinkAround:
     """A sink that passes everything on."""
 
     def __init__(self, sink: Sink) -> None:
@@ -147,7 +88,7 @@ class _SinkAround:
         self._sink.abort()
 
 
-class _TapAround:
+class TapAround:
     """A tap that passes everything on."""
 
     def __init__(self, tap: Tap) -> None:
@@ -167,6 +108,72 @@ class _TapAround:
 
     def close(self) -> None:
         self._tap.close()
+
+
+class Faulty(Around):
+    """`store`, with the faults that `fault` decides on."""
+
+    def __init__(self, store: Store, fault: Fault) -> None:
+        super().__init__(store)
+        self._fault = fault
+
+    def create(self, ref: CopyRef) -> Sink:
+        fault = _stalled(self._fault(OpKind.WRITE, ref))
+        sink = self.inner.create(ref)
+        if fault is None:
+            return sink
+        if fault == LOST:
+            return _LosingSink(sink, ref.nbytes)
+        spoil = _SPOILS.get(fault)
+        return _FailingSink(sink, fault) if spoil is None else _SpoilingSink(sink, spoil)
+
+    def open(self, ref: CopyRef) -> Tap:
+        fault = _stalled(self._fault(OpKind.READ, ref))
+        spoil = _SPOILS.get(fault or "")
+        if fault is not None and spoil is None:
+            raise StoreError(fault, "injected")
+        tap = self.inner.open(ref)
+        return tap if spoil is None else _SpoilingTap(tap, spoil)
+
+    def delete(self, ref: CopyRef) -> None:
+        fault = _stalled(self._fault(OpKind.DELETE, ref))
+        if fault is not None:
+            raise StoreError(fault, "injected")
+        self.inner.delete(ref)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {**self.inner.describe(), "faulty": True}
+
+
+class Throttled(Around):
+    """`store` behind a link of a set rate (bytes/s) that reads and writes of all threads share, and
+    that takes `latency_ns` for each call. A link that was idle has no credit.
+
+    What the store itself takes is part of a call's time, not added to it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        bytes_per_second: float,
+        latency_ns: int = 0,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        sleep_s: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(store)
+        self._link = _Link(bytes_per_second, latency_ns, now_ns, sleep_s)
+
+    def create(self, ref: CopyRef) -> Sink:
+        return _ThrottledSink(self.inner.create(ref), self._link)
+
+    def open(self, ref: CopyRef) -> Tap:
+        return _ThrottledTap(self.inner.open(ref), self._link)
+
+    def describe(self) -> Mapping[str, Any]:
+        link = self._link
+        limits = {"bytes_per_second": link.bytes_per_second, "latency_ns": link.latency_ns}
+        return {**self.inner.describe(), "throttled": limits}
 
 
 # --- faults --------------------------------------------------------------------------------
@@ -197,7 +204,7 @@ def _swap(data: Bytes) -> None:
 _SPOILS: Mapping[str, Callable[[Bytes], None]] = {FLIP: _flip, TORN: _tear, SWAPPED: _swap}
 
 
-class _FailingSink(_SinkAround):
+class _FailingSink(SinkAround):
     """Takes the data and fails at the end, as a full or failing disk does."""
 
     def __init__(self, sink: Sink, reason: str) -> None:
@@ -208,7 +215,7 @@ class _FailingSink(_SinkAround):
         raise StoreError(self._reason, "injected")
 
 
-class _SpoilingSink(_SinkAround):
+class _SpoilingSink(SinkAround):
     def __init__(self, sink: Sink, spoil: Callable[[Bytes], None]) -> None:
         super().__init__(sink)
         self._spoil = spoil
@@ -220,7 +227,7 @@ class _SpoilingSink(_SinkAround):
         self._sink.write(offset, spoiled.data)
 
 
-class _LosingSink(_SinkAround):
+class _LosingSink(SinkAround):
     def __init__(self, sink: Sink, nbytes: int) -> None:
         super().__init__(sink)
         self._last = nbytes - PAGE_BYTES
@@ -230,7 +237,7 @@ class _LosingSink(_SinkAround):
             self._sink.write(self._last, data[self._last - offset :])
 
 
-class _SpoilingTap(_TapAround):
+class _SpoilingTap(TapAround):
     def __init__(self, tap: Tap, spoil: Callable[[Bytes], None]) -> None:
         super().__init__(tap)
         self._spoil = spoil
@@ -274,7 +281,7 @@ class _Link:
             self._sleep_s(left_ns / NS_PER_S)
 
 
-class _ThrottledSink(_SinkAround):
+class _ThrottledSink(SinkAround):
     def __init__(self, sink: Sink, link: _Link) -> None:
         super().__init__(sink)
         self._link = link
@@ -285,7 +292,7 @@ class _ThrottledSink(_SinkAround):
         self._link.end(end_ns)
 
 
-class _ThrottledTap(_TapAround):
+class _ThrottledTap(TapAround):
     def __init__(self, tap: Tap, link: _Link) -> None:
         super().__init__(tap)
         self._link = link

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli import run, small
+from tests.cli import TRACE, run, small
 
 HERE = Path(__file__).parent
 
@@ -56,22 +56,7 @@ def test_the_keys_of_a_result(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("semantics", ["mlperf", "serving"])
 def test_hits_misses_and_bytes_of_the_small_trace(semantics: str, tmp_path: Path) -> None:
-    ran = run(
-        tmp_path,
-        "--virtual-time",
-        f"--semantics={semantics}",
-        "--trace=datasets/mooncake_sample.jsonl",
-        "--trace-speedup=0",
-        "--replay-cycles=1",
-        "--num-users=1",
-        "--model=tiny-1b",
-        "--gpu-mem-gb=1",
-        "--cpu-mem-gb=2",
-        "--storage-capacity-gb=8",
-        "--generation-mode=none",
-        "--seed=1",
-        "--output=R.json",
-    )
+    ran = run(tmp_path, *TRACE, f"--semantics={semantics}")
     assert ran.code == 0, ran.err
     own = ran.own
     rows = [

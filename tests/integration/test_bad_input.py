@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import SMALL, called, command, environment, prepare, run
+from tests.stores import mounted
 
 CASES = {
     "--nmu-users 5": ["--nmu-users", "--num-users"],
@@ -114,17 +115,10 @@ def test_bad_rows_are_skipped_and_counted_when_that_is_asked_for(tmp_path: Path)
 def test_a_read_only_cache_dir_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "readonly"
     place.mkdir()
-    bound = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(place)], capture_output=True
-    )
-    if bound.returncode:
-        pytest.skip(f"cannot mount read-only: {bound.stderr.decode().strip()}")
-    try:
+    with mounted(place, "tmpfs", "ro"):
         ran = run(tmp_path, "--gpu-mem-gb=0", "--cpu-mem-gb=0", f"--cache-dir={place}/c")
-        assert ran.code == 2
-        assert "read-only" in ran.err or "writ" in ran.err
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
+    assert ran.code == 2
+    assert "read-only" in ran.err or "writ" in ran.err
 
 
 @pytest.mark.parametrize("kib", [150_000, 300_000, 700_000])

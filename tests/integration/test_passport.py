@@ -44,7 +44,7 @@ from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.bench.run import open_run
 from kv_cache.bench.run_plan import RunPlan
 from kv_cache.cli.flags import parse
-from kv_cache.core.effect import CopyRef, MetadataStep
+from kv_cache.core.effect import CopyRef
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, PAGE_BYTES
 from kv_cache.files.environment import captured
@@ -54,7 +54,7 @@ from kv_cache.metrics.passport import RULES, Thresholds, judge
 from kv_cache.result.chain import file_digest, sealed_files
 from kv_cache.result.document import build_result
 from kv_cache.result.verification import RunVerification
-from kv_cache.tiers.base import Capability, Sink, Span, Store, Tap
+from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme import choose_engine
 from kv_cache.tiers.payload import Payload
@@ -63,7 +63,7 @@ from kv_cache.view.run import run_view
 from tests import cli
 from tests.integration.test_runs import wait_for_objects
 from tests.passports import named, names, rule, says, status
-from tests.wrappers import LOST, Faulty, Throttled
+from tests.wrappers import LOST, Around, Faulty, SinkAround, Throttled
 
 QUIET = Path(__file__).parents[1] / "data/quiet_evidence.json"
 """Evidence of a valid run of 25 s on a disk (ext4 on vda)."""
@@ -327,31 +327,6 @@ def test_somebody_who_reads_the_cache_files_too_is_named(tmp_path: Path, quiet: 
 # --- V2: the payload -------------------------------------------------------------------------
 
 
-class Around:
-    """A store, with the parts of it that a test replaces."""
-
-    def __init__(self, store: Store) -> None:
-        self.inner = store
-        self.tier = store.tier
-        self.capabilities = store.capabilities & ~Capability.POSITIONAL
-        self.removal = store.removal
-
-    def create(self, ref: CopyRef) -> Sink:
-        return self.inner.create(ref)
-
-    def open(self, ref: CopyRef) -> Tap:
-        return self.inner.open(ref)
-
-    def delete(self, ref: CopyRef) -> None:
-        self.inner.delete(ref)
-
-    def describe(self) -> Mapping[str, Any]:
-        return self.inner.describe()
-
-    def close(self) -> None:
-        self.inner.close()
-
-
 Write = Callable[[Sink, int, memoryview], None]
 
 
@@ -366,28 +341,13 @@ class WritingOtherwise(Around):
         return _OtherSink(self.inner.create(ref), self._write)
 
 
-class _OtherSink:
+class _OtherSink(SinkAround):
     def __init__(self, sink: Sink, write: Write) -> None:
-        self.engine = sink.engine
-        self._sink = sink
+        super().__init__(sink)
         self._write = write
-
-    @property
-    def steps(self) -> Sequence[MetadataStep]:
-        return self._sink.steps
-
-    @property
-    def spans(self) -> Sequence[Span]:
-        return self._sink.spans
 
     def write(self, offset: int, data: memoryview) -> None:
         self._write(self._sink, offset, data)
-
-    def commit(self) -> None:
-        self._sink.commit()
-
-    def abort(self) -> None:
-        self._sink.abort()
 
 
 class WhenLoaded(Around):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli import LIGHT, run, small
+from tests.cli import LIGHT, TRACE, run, small
 
 FILES = (
     "--semantics=serving",
@@ -18,21 +18,6 @@ FILES = (
     "--max-requests=60",
 )
 VIRTUAL = ("--virtual-time",)
-TRACE = (
-    "--virtual-time",
-    "--semantics=serving",
-    "--trace=datasets/mooncake_sample.jsonl",
-    "--trace-speedup=0",
-    "--replay-cycles=1",
-    "--num-users=1",
-    "--model=tiny-1b",
-    "--gpu-mem-gb=1",
-    "--cpu-mem-gb=2",
-    "--storage-capacity-gb=8",
-    "--generation-mode=none",
-    "--seed=1",
-    "--output=R.json",
-)
 FEW = ("--max-requests=20",)
 """Where a sentence is all that is looked at."""
 

@@ -30,6 +30,7 @@ from tests.cli import (
     worker_of,
 )
 from tests.passports import names, says
+from tests.stores import mounted
 
 MODES = ("standard", "prefill-only", "decode-only")
 
@@ -286,32 +287,27 @@ def harmed(cache: Path, end: threading.Event) -> Iterator[Path]:
 def test_a_full_disk_is_counted_and_named_and_the_run_goes_on(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.decode().strip()}")
-    try:
-        process = start(
-            tmp_path,
-            [*SMALL, f"--cache-dir={disk}/cache", "--output=R.json", "--duration=4",
-             "--storage-capacity-gb=0.08", "--cpu-mem-gb=0"],
-        )  # fmt: skip
-        wait_for_objects(disk / "cache", process)
-        ballast = disk / "ballast"  # somebody else fills the disk
-        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 20))
-        ran = finish(process, tmp_path, timeout=60)
-        assert ran.code == 0, ran.err
-        assert "no-space" in {row["reason"] for row in ran.own["failed_operations"]}
-        assert any("no-space" in note for note in ran.own["notes"])
-        assert ran.own["requests"]["failed"] > 0
-        assert ballast.exists()
-    finally:
-        process.kill()
-        process.wait()
-        subprocess.run(["umount", str(disk)], check=True)
+    with mounted(disk, "tmpfs", "size=96m"):
+        try:
+            process = start(
+                tmp_path,
+                [*SMALL, f"--cache-dir={disk}/cache", "--output=R.json", "--duration=4",
+                 "--storage-capacity-gb=0.08", "--cpu-mem-gb=0"],
+            )  # fmt: skip
+            wait_for_objects(disk / "cache", process)
+            ballast = disk / "ballast"  # somebody else fills the disk
+            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 20))
+            ran = finish(process, tmp_path, timeout=60)
+            assert ran.code == 0, ran.err
+            assert "no-space" in {row["reason"] for row in ran.own["failed_operations"]}
+            assert any("no-space" in note for note in ran.own["notes"])
+            assert ran.own["requests"]["failed"] > 0
+            assert ballast.exists()
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_a_dead_worker_ends_the_run_with_exit_code_1_and_a_result(tmp_path: Path) -> None:
@@ -380,25 +376,20 @@ def test_a_signal_ends_virtual_time_too(tmp_path: Path) -> None:
 def test_space_that_a_dead_run_holds_is_counted_as_free(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.decode().strip()}")
-    flags = [*SMALL, f"--cache-dir={disk}/cache", "--storage-capacity-gb=0.2", "--cpu-mem-gb=0"]
-    process = start(tmp_path, [*flags, "--output=dead.json", "--duration=60"])
-    try:
-        wait_for_objects(disk / "cache", process, count=30)
-        process.kill()
-        process.communicate()
-        assert len(list((disk / "cache").glob("*/*/*.kv"))) >= 30
-        ran = run(tmp_path, *flags, "--output=R.json", "--max-requests=10")
-        sound(ran)
-        assert not (disk / "cache").exists() or not list((disk / "cache").iterdir())
-    finally:
-        process.kill()
-        process.communicate()
-        subprocess.run(["umount", str(disk)], check=True)
+    with mounted(disk, "tmpfs", "size=256m"):
+        flags = [*SMALL, f"--cache-dir={disk}/cache", "--storage-capacity-gb=0.2", "--cpu-mem-gb=0"]
+        process = start(tmp_path, [*flags, "--output=dead.json", "--duration=60"])
+        try:
+            wait_for_objects(disk / "cache", process, count=30)
+            process.kill()
+            process.communicate()
+            assert len(list((disk / "cache").glob("*/*/*.kv"))) >= 30
+            ran = run(tmp_path, *flags, "--output=R.json", "--max-requests=10")
+            sound(ran)
+            assert not (disk / "cache").exists() or not list((disk / "cache").iterdir())
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def test_what_a_killed_run_left_in_a_temporary_directory_goes_with_the_next_run(

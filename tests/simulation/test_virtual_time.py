@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
@@ -45,6 +45,7 @@ from kv_cache.workload.replay import ReplayConfig, TraceReplay
 from kv_cache.workload.row_requests import RowRequestsConfig
 from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import Source
+from kv_cache.workload.source_wrappers import SourceWrapper
 from kv_cache.workload.users import Persona, SyntheticUsers, UsersConfig
 from tests.traces import ROOT, real_trace
 
@@ -324,37 +325,14 @@ def test_a_full_queue_rejects_in_virtual_time_too() -> None:
     assert outcomes.count(Outcome.COMPLETED) == 2
 
 
-class Asked:
-    """A source that counts how often it is asked for its next instant."""
+class Asked(SourceWrapper):
+    """Counts how often a source is asked for its next instant."""
 
-    def __init__(self, source: SyntheticUsers) -> None:
-        self._source = source
-        self.on_demand = source.on_demand
-        self.users = source.users
-        self.times = 0
-
-    @property
-    def exhausted(self) -> bool:
-        return self._source.exhausted
+    times = 0
 
     def next_ns(self) -> int | None:
         self.times += 1
-        return self._source.next_ns()
-
-    def pop(self, now_ns: int) -> Request:
-        return self._source.pop(now_ns)
-
-    def after(self, request: Request, finished_ns: int) -> None:
-        self._source.after(request, finished_ns)
-
-    def resize(self, users: int, now_ns: int) -> None:
-        self._source.resize(users, now_ns)
-
-    def plan(self) -> Iterator[Request]:
-        return self._source.plan()
-
-    def describe(self) -> Any:
-        return self._source.describe()
+        return super().next_ns()
 
 
 def test_a_long_run_does_not_wake_up_more_and_more_often() -> None:

@@ -21,7 +21,7 @@ from kv_cache.result.collect import collect
 from kv_cache.result.evidence import gather, passport
 from kv_cache.result.run import CountedRun
 from kv_cache.tiers.payload import MISMATCH
-from tests.unit.test_recorder import record
+from tests.unit.test_recorder import outcome_of, record
 
 START_NS, END_NS = 2 * NS_PER_S, 12 * NS_PER_S
 """A window of 10 s."""
@@ -66,20 +66,7 @@ def writing(ref: CopyRef, at_ns: int = IN_NS, **more: Any) -> OpDone:
 
 
 def outcome(recorder: Recorder, **more: Any) -> RunOutcome:
-    made = RunOutcome(
-        driver="real-io",
-        recorder=recorder,
-        submitted=0,
-        longest_queue=0,
-        tiers=(),
-        dropped_last_copies=0,
-        dropped_stores=0,
-        lost_bytes=0,
-        schedule_sha256="",
-        schedule_requests=0,
-        workload={},
-    )
-    return replace(made, **more)
+    return replace(outcome_of(recorder, 0), **{"driver": "real-io", **more})
 
 
 def evidence(recorder: Recorder, **more: Any) -> Any:

@@ -1,7 +1,6 @@
 """One operation at a time on real stores: what it tells, what it leaves, and what it gives back."""
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.ops_done import OpsDone, each_of, in_order
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, PAGE_BYTES
-from kv_cache.tiers.base import Capability, Sink, Store, Tap
+from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.tiers.memory import MemoryStore
@@ -30,7 +29,8 @@ from kv_cache.tiers.native import AbortFlag
 from kv_cache.tiers.null import NullStore
 from kv_cache.tiers.nvme import NvmeStore, open_storage, uring
 from kv_cache.tiers.payload import MISMATCH, Payload
-from tests.wrappers import FLIP, Faulty
+from tests.stores import mounted
+from tests.wrappers import FLIP, Around, Faulty, SinkAround, TapAround
 
 BUFFER = 64 * KIB
 SIZE = 3 * BUFFER + 5 * PAGE_BYTES
@@ -612,16 +612,8 @@ def _small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of twice the object's size."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    size = f"size={2 * SIZE}"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", size, "kv-test", str(disk)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.decode().strip()}")
-    try:
+    with mounted(disk, "tmpfs", f"size={2 * SIZE}"):
         yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.root
@@ -712,54 +704,41 @@ def test_after_the_end_of_the_run_an_operation_is_aborted_at_its_next_buffer(
 # --- ends that go wrong --------------------------------------------------------------------------
 
 
-class BadEnds:
+class BadEnds(Around):
     """A store whose sinks raise `on_write` at the last buffer, and whose taps raise `on_close`."""
 
     def __init__(
         self, store: Store, *, on_write: Exception | None = None, on_close: Exception | None = None
     ) -> None:
-        self._store = store
-        self.removal = store.removal
+        super().__init__(store)
         self._on_write = on_write
         self._on_close = on_close
-        self.tier = store.tier
-        self.capabilities = store.capabilities & ~Capability.POSITIONAL
-        self.delete = store.delete
-        self.describe = store.describe
-        self.close = store.close
 
     def create(self, ref: CopyRef) -> Sink:
-        return _BadSink(self._store.create(ref), self._on_write)
+        return _BadSink(self.inner.create(ref), self._on_write)
 
     def open(self, ref: CopyRef) -> Tap:
-        return _BadTap(self._store.open(ref), self._on_close)
+        return _BadTap(self.inner.open(ref), self._on_close)
 
 
-class _BadSink:
+class _BadSink(SinkAround):
     def __init__(self, sink: Sink, error: Exception | None) -> None:
-        self.engine = sink.engine
-        self.steps, self.spans = sink.steps, sink.spans
+        super().__init__(sink)
         self._error = error
-        self._write = sink.write
-        self.commit = sink.commit
-        self.abort = sink.abort
 
     def write(self, offset: int, data: memoryview) -> None:
         if self._error is not None and len(data) < BUFFER:
             raise self._error
-        self._write(offset, data)
+        super().write(offset, data)
 
 
-class _BadTap:
+class _BadTap(TapAround):
     def __init__(self, tap: Tap, error: Exception | None) -> None:
-        self.engine = tap.engine
-        self.steps, self.spans = tap.steps, tap.spans
+        super().__init__(tap)
         self._error = error
-        self._close = tap.close
-        self.read = tap.read
 
     def close(self) -> None:
-        self._close()
+        super().close()
         if self._error is not None:
             raise self._error
 
