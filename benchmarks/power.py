@@ -4,15 +4,15 @@
 
 Two loads read from the same disk, in turns: the same decode-only run, on side B with objects of
 5 % more bytes (420 pages, 400 on side A). What is compared is reads a second. Each turn is a whole
-run in this process, in the order A B B A, and each is appended to --series as it ends: the next
+run in this process, in the order A B A B, and each is appended to --series as it ends: the next
 call goes on from there, and --minutes 0 only counts and draws. Keep the machine idle meanwhile.
 
-Afterwards the recorded series is resampled in blocks of eight turns, 1,000 times for each length:
-*power* is how often `compare`'s test of pairs (Student's t on the logarithms of ratios, 5 %, wider
-by how neighbours correlate) finds the difference between A and B; *false* how often it finds one
-between the two A of four turns, which are called A B and B A in turns, as above, and in each block
-the other way round by chance. A minute holds both sides with all that a run takes besides its
-window. Writes docs/images/power-over-minutes.svg.
+Afterwards the recorded series is resampled in blocks of eight turns, 1,000 times for each length; a
+block goes on from the last turn of the one before as it did from the turn that it followed. *Power*
+is how often turns, judged as `sweep` judges them (`metrics/turns.py`), show the difference between
+A and B; *false* how often the A turns alone do that are called A and B in turns, each block's one
+way or the other by chance. A minute holds both sides with all that a run takes besides its window.
+Writes docs/images/power-over-minutes.svg.
 """
 
 import argparse
@@ -35,14 +35,14 @@ from benchmarks.quiet import FOREIGN_CORES, with_foreign_cores
 from kv_cache import load_config, run
 from kv_cache.core.units import PAGE_BYTES
 from kv_cache.metrics.intervals import CONFIDENCE
-from kv_cache.result.comparison import ratio_of_pairs
+from kv_cache.metrics.turns import LEAST_TURNS, difference_in_turns
 from kv_cache.view.drawing import COLOURS
 
 PAGES = {"A": 400, "B": 420}
 BLOCK_TOKENS = 64
-ORDER = "ABBA"
-BLOCK = 2  # of turns in that order, that are resampled together
-RESAMPLES = 1000
+ORDER = "AB"
+BLOCK = 8  # turns, of one side or of both, that are resampled together
+RESAMPLES, LENGTHS = 1000, 16
 MOST_MINUTES, LEAST_POWER, MOST_FALSE = 15, 0.8, 0.07
 OBJECTS_GIB = 1.0
 
@@ -81,7 +81,7 @@ def turn(side: str, number: int, window_s: float, directory: Path) -> dict[str, 
 
 
 def record(path: Path, minutes: float, window_s: float, directory: Path) -> None:
-    """Append turns until the series holds so many minutes, and ends with a whole A B B A."""
+    """Append turns until the series holds so many minutes, as many of A as of B."""
     taken = read(path)
     while sum(row["seconds"] for row in taken) < 60 * minutes or len(taken) % len(ORDER):
         number = len(taken)
@@ -100,40 +100,34 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def ratios(rates: Floats) -> tuple[Floats, Floats]:
-    """Return the logarithms of B/A by pair (two for each A B B A), and of A/A (one)."""
-    a, b, b_again, a_again = np.log(rates[: len(rates) // 4 * 4].reshape(-1, 4)).T
-    return np.stack([b - a, b_again - a_again], axis=1), a_again - a
-
-
 def found(logs: Floats) -> float:
-    """Return in how many rows of pairs, in their order, a difference is claimed."""
+    """Return in how many rows of turns a difference is claimed."""
+    at = np.arange(logs.shape[1])
     claims = 0
     for row in logs:
-        told = ratio_of_pairs([1.0] * len(row), np.exp(row).tolist(), CONFIDENCE)
-        claims += told is not None and 1.0 not in told[1]
+        told = difference_in_turns(row[::2], row[1::2], at[::2], at[1::2])
+        claims += told is not None and told.claimed(1 - CONFIDENCE)
     return claims / len(logs)
 
 
-def resampled(count: int, pairs: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return rows of so many places in a series of `count`, in blocks that follow each other."""
-    blocks = -(-pairs // BLOCK)
-    starts = rng.integers(0, count, size=(RESAMPLES, blocks, 1))
-    return ((starts + np.arange(BLOCK)) % count).reshape(RESAMPLES, -1)[:, :pairs]
+def resampled(logs: Floats, turns: int, rng: np.random.Generator, sides: int) -> Floats:
+    """Return rows of so many turns, in blocks of a series of so many sides. A block begins with any
+    turn of the first side, as far from the turn before it as it was when both were measured."""
+    block = BLOCK * sides // 2
+    last = (len(logs) - block) // sides
+    starts = rng.integers(1, last + 1, size=(RESAMPLES, -(-turns // block), 1))
+    steps = np.diff(logs, prepend=logs[0])[sides * starts + np.arange(block)]
+    return np.cumsum(steps.reshape(RESAMPLES, -1)[:, :turns], axis=1)
 
 
-def powers(rates: Floats, seconds: float) -> list[tuple[float, float, float]]:
+def powers(logs: Floats, seconds: float) -> list[tuple[float, float, float]]:
     """Return power and false claims by minutes; `seconds` is what a turn takes."""
-    rng, (different, same) = np.random.default_rng(16), ratios(rates)
-    rows = []
-    for fours in range(2, max(3, round(60 * MOST_MINUTES / seconds / 4) + 1)):
-        places = resampled(len(different), fours, rng)
-        power = found(different[places].reshape(RESAMPLES, -1))
-        places = resampled(len(same), 2 * fours, rng)
-        swapped = rng.choice([-1, 1], size=(RESAMPLES, fours, 1)) * np.array([1, -1])
-        rows.append(
-            (fours * 4 * seconds / 60, power, found(same[places] * swapped.reshape(RESAMPLES, -1)))
-        )
+    rng, rows = np.random.default_rng(16), []
+    most = max(2 * LEAST_TURNS, round(60 * MOST_MINUTES / seconds))
+    for turns in np.unique(np.linspace(2 * LEAST_TURNS, most, LENGTHS).round().astype(int)):
+        power = found(resampled(logs, int(turns), rng, sides=2))
+        false = found(resampled(logs[::2], int(turns), rng, sides=1))
+        rows.append((turns * seconds / 60, power, false))
     return rows
 
 
@@ -162,15 +156,17 @@ def main() -> None:
     args = parser.parse_args()
     record(args.series, args.minutes, args.slice, args.dir)
     taken = read(args.series)
-    if len(taken) < 4 * len(ORDER):
-        sys.exit(f"{args.series} has {len(taken)} turns, and 16 are the least; add --minutes")
-    rates = np.array([float(row["reads_per_second"]) for row in taken])
+    if len(taken) < 4 * BLOCK:
+        sys.exit(f"{args.series} has {len(taken)} turns, fewer than {4 * BLOCK}; add --minutes")
+    if any(row["side"] != ORDER[number % 2] for number, row in enumerate(taken)):
+        sys.exit(f"{args.series} is of another order than {ORDER * 2}; name another --series")
+    logs = np.log([float(row["reads_per_second"]) for row in taken])
     seconds = float(np.mean([float(row["seconds"]) for row in taken]))
-    different, _ = ratios(rates)
-    rows = powers(rates, seconds)
-    print(f"{len(taken)} turns of {seconds:.1f} s each; B/A {np.exp(different.mean()):.4f}")
+    rows = powers(logs, seconds)
+    ratio = np.exp(logs[1::2].mean() - logs[::2].mean())
+    print(f"{len(taken)} turns of {seconds:.1f} s each; B/A {ratio:.4f}")
     print(f"{'minutes':>8}{'power':>8}{'false':>8}")
-    for minutes, power, false in rows[:: max(1, len(rows) // 15)]:
+    for minutes, power, false in rows:
         print(f"{minutes:8.1f}{power:8.3f}{false:8.3f}")
     save(draw(rows), args.images / "power-over-minutes.svg")
     enough = [minutes for minutes, power, _ in rows if power >= LEAST_POWER]

@@ -319,7 +319,7 @@ def sweep(values: Sequence[object] = (1, 2), source: str = "g.yaml") -> dict[str
     ]
     return sweep_document(
         {"vary": {"io.threads": list(values)}}, cells, source=source, paths=["io.threads"],
-        seed=7, repeat=3, digest="0" * 64, workers=1, interrupted=None, notes=[],
+        seed=7, repeat=3, digest="0" * 64, workers=1, real=True, interrupted=None, notes=[],
     )  # fmt: skip
 
 

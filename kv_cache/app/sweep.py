@@ -52,6 +52,7 @@ from kv_cache.files.keep import Kept, keep
 from kv_cache.files.reading import SECTION, require_intact, result_bytes
 from kv_cache.files.result import Result
 from kv_cache.files.writing import write_atomically, write_document
+from kv_cache.metrics.turns import LEAST_TURNS
 from kv_cache.result.chain import check, file_digest
 from kv_cache.result.sweep import SCHEMA
 from kv_cache.result.trials import trial_seed
@@ -159,8 +160,10 @@ def planned(options: SweepOptions, *, progress: Progress = SILENT) -> Plan:
             directory=place / cell.name / f"trial{trial}",
         )
         for trial in range(1, grid.repeat + 1)
-        for cell in cells
+        for cell in (cells if trial % 2 or grid.repeat >= LEAST_TURNS else cells[::-1])
     )
+    # Few pairs are to have no trend in them, so every other one is the other way round; many turns
+    # tell a trend from a difference, and each is better between two of the other side.
     plan = Plan(grid=grid, place=place, seed=seed, cells=cells, runs=runs, real=False)
     plan = replace(plan, real=_check_cells(plan, runs[: len(cells)], progress))
     for run in runs if before is not None else ():
@@ -524,7 +527,7 @@ class _Sweep:
         return sweep_document(
             plan.grid.tree, cells, source=plan.grid.source, paths=plan.grid.paths, seed=plan.seed,
             repeat=plan.grid.repeat, digest=self._digest.hexdigest(), workers=self._pool.workers,
-            interrupted=self._caught.name, notes=self._notes,
+            real=plan.real, interrupted=self._caught.name, notes=self._notes,
         )  # fmt: skip
 
 

@@ -2,13 +2,15 @@
 
 Each run of a cell is a whole run with a result of its own; here stand the numbers of `METRICS` from
 each, their mean with its interval, and the ratio to the first cell. Run k of every cell has the
-same seed, so ratios are taken in pairs. Each interval holds on its own with 95 %. A cell is called
-better than every other by a metric where that holds for all pairs of cells together.
+same seed, so ratios are taken in pairs; where the cells took eight turns or more on a device, as
+turns (`metrics/turns.py`). Each interval holds on its own with 95 %. A cell is called better than
+every other by a metric where that holds for all pairs of cells together.
 """
 
 import csv
 import io
 from collections.abc import Sequence
+from itertools import combinations
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
@@ -16,9 +18,10 @@ from typing import Any
 
 from kv_cache import __version__
 from kv_cache.files.reading import SECTION
-from kv_cache.metrics.intervals import CONFIDENCE, Interval, mean_interval
-from kv_cache.metrics.order import LEAST_SEEDS, compared
+from kv_cache.metrics.intervals import CONFIDENCE, Interval
+from kv_cache.metrics.order import LEAST_SEEDS, PairedDifference, difference_of, one_family
 from kv_cache.metrics.passport import VALID, Status
+from kv_cache.metrics.turns import LEAST_TURNS, difference_in_turns
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.metrics import HIGHER, METRICS, Json, over_runs
 from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA
@@ -103,58 +106,76 @@ def _numbers(name: str, counted: Sequence[Json]) -> dict[str, Any] | None:
 # --- cells against each other ----------------------------------------------------------------
 
 
-def against(cell: Json, base: Json) -> dict[str, Any]:
+def against(cell: Json, base: Json, turns: int | None) -> dict[str, Any]:
     """By which factor each metric of a cell is larger than the base's: the geometric mean of the
-    ratios of runs with the same seed, with its interval where there are two or more."""
+    ratios of runs with the same seed, with its interval where there are two or more. `turns`: so
+    many cells had run k before one had run k + 1; None where they did not take turns."""
     ratios = {}
     for name in METRICS:
-        logs = _log_ratios(name, cell, base)
-        if not logs:
+        mine, theirs = _logs(name, cell), _logs(name, base)
+        both = mine.keys() & theirs.keys()
+        if not both:
             continue
-        interval = mean_interval(logs, CONFIDENCE)
+        known = _difference(cell, mine, base, theirs, turns)
+        mean = fmean(mine[k] - theirs[k] for k in both) if known is None else known.mean
         ratios[name] = {
-            "ratio": exp(fmean(logs)),
-            "pairs": len(logs),
-            "interval": None if interval is None else _exp(interval)._asdict(),
+            "ratio": exp(mean),
+            "pairs": len(both),
+            "interval": None if known is None else _exp(known.interval())._asdict(),
         }
     return ratios
 
 
-def _log_ratios(name: str, cell: Json, base: Json) -> list[float]:
-    theirs = {run["trial"]: run["metrics"].get(name) for run in base["runs"]}
-    pairs = [(run["metrics"].get(name), theirs.get(run["trial"])) for run in cell["runs"]]
-    return [log(mine / its) for mine, its in pairs if mine and its and mine > 0 and its > 0]
+def _logs(name: str, cell: Json) -> dict[int, float]:
+    """Return the logarithm of a metric by run; without those that have none above 0."""
+    values = {int(run["trial"]): run["metrics"].get(name) for run in cell["runs"]}
+    return {trial: log(value) for trial, value in values.items() if value and value > 0}
+
+
+def _difference(
+    cell: Json, mine: dict[int, float], base: Json, theirs: dict[int, float], turns: int | None
+) -> PairedDifference | None:
+    """Return by how much a cell's logarithms are more than the base's, run by run."""
+    both = sorted(mine.keys() & theirs.keys())
+    ours, its = [mine[k] for k in both], [theirs[k] for k in both]
+    known = None
+    if turns is not None:
+        at, its_at = ([turns * k + int(each["cell"]) for k in both] for each in (cell, base))
+        known = difference_in_turns(its, ours, its_at, at)
+    return known or difference_of([x - y for x, y in zip(ours, its, strict=True)])
 
 
 def _exp(interval: Interval) -> Interval:
     return Interval(*(exp(min(end, 700.0)) for end in interval))
 
 
-def best(cells: Sequence[Json]) -> dict[str, int]:
-    """Of each metric the cell that is shown to be better than all others, in pairs of runs with the
-    same seed: all pairs of cells are one family (`metrics/order.py`). Invalid and unfinished cells
-    have no rank, nor has a metric that a run lacks."""
+def best(cells: Sequence[Json], turns: int | None) -> dict[str, int]:
+    """Of each metric the cell that is shown to be better than all others: all pairs of cells are
+    one family (`metrics/order.py`). Invalid and unfinished cells have no rank, nor has a metric
+    that a run lacks."""
     ranked = [c for c in cells if c["verdict"] in (VALID, Status.SUSPECT.value)]
     winners = {}
     for name, metric in METRICS.items():
-        sides = [_side(name, cell) for cell in ranked]
-        count = min(map(len, sides), default=0)
-        if len(sides) < 2 or count < LEAST_SEEDS:
+        sides = [_logs(name, cell) for cell in ranked]
+        least = min((len(side) for side in sides), default=0)
+        whole = all(len(side) == len(c["runs"]) for side, c in zip(sides, ranked, strict=True))
+        if len(sides) < 2 or least < LEAST_SEEDS or not whole:
             continue
-        sign = 1.0 if metric.better == HIGHER else -1.0
-        family = compared([[sign * x for x in side[:count]] for side in sides], in_order=False)
+        family = one_family(
+            {
+                (i, j): _difference(ranked[i], sides[i], ranked[j], sides[j], turns)
+                for i, j in combinations(range(len(ranked)), 2)
+            }
+        )
         for place, cell in enumerate(ranked):
-            if all(family.better(place, other) for other in range(len(ranked)) if other != place):
+            others = [other for other in range(len(ranked)) if other != place]
+            if metric.better == HIGHER:
+                shown = all(family.better(place, other) for other in others)
+            else:
+                shown = all(family.better(other, place) for other in others)
+            if shown:
                 winners[name] = cell["cell"]
     return winners
-
-
-def _side(name: str, cell: Json) -> list[float]:
-    """Return the logarithm of a metric in each run of a cell, in the order of the seeds; none where
-    a run has none above 0."""
-    runs = sorted(cell["runs"], key=lambda run: int(run["trial"]))
-    values = [run["metrics"].get(name) for run in runs]
-    return [log(value) for value in values] if all(v and v > 0 for v in values) else []
 
 
 # --- the document ----------------------------------------------------------------------------
@@ -170,18 +191,21 @@ def sweep_document(
     repeat: int,
     digest: str,
     workers: int,
+    real: bool,
     interrupted: str | None,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """The sealed document of the cells in order. `digest` stands for all configurations."""
+    """The sealed document of the cells in order. `digest` stands for all configurations, `real`
+    says that any cell does real I/O."""
+    turns = len(cells) if real and workers == 1 and repeat >= LEAST_TURNS else None
     runs = [run for cell in cells for run in cell["runs"]]
     done = all(run["status"] not in (PLANNED, INTERRUPTED) for run in runs)
-    winners = best(cells)
+    winners = best(cells, turns)
     rows = [
         {
             **cell,
             "best": [name for name, number in winners.items() if number == cell["cell"]],
-            "against_first": against(cell, cells[0]),
+            "against_first": against(cell, cells[0], turns),
         }
         for cell in cells
     ]

@@ -177,6 +177,14 @@ def compared(
         pair: difference_of(differences, r)
         for (pair, differences), r in zip(every.items(), alike, strict=True)
     }
+    return one_family(pairs, least=least)
+
+
+def one_family(
+    pairs: Mapping[tuple[int, int], PairedDifference | None], *, least: float = 0.0
+) -> ComparedSides:
+    """Judge the differences of all pairs of sides together, each the first side's over the second
+    one's; None where nothing is known of one."""
     judged = {pair: each for pair, each in pairs.items() if each is not None}
     corrected = holm(
         [partial(each.claimed, least=least) for each in judged.values()], 1 - CONFIDENCE
