@@ -328,9 +328,11 @@ class CacheManager:
             ledger.release(plan.claim)
             self._changed(*targets)
             return False
+        nbytes = 0
         for ref in plan.targets:
             self._copies.by_id[ref.copy_id].state = State.WRITING
-            ledger.begin(ref.nbytes, plan.claim)
+            nbytes += ref.nbytes
+        ledger.begin(nbytes, plan.claim)
         ledger.release(plan.claim)
         return True
 
@@ -342,21 +344,23 @@ class CacheManager:
         if ok:
             copy.state = State.RESIDENT
             item = Item(ref.copy_id, ref.key, ref.nbytes, copy.tokens, *copy.position)
-            self._policy(copy).insert(item)
+            self._policies[self._copies.index_of[ref.tier]].insert(item)
         else:
             self._ledger(ref).end(ref.nbytes)
             self._forget(copy)
-        self._changed(copy)
+        if copy.awaited or self._wanted_space:
+            self._changed(copy)
 
     # --- making room -----------------------------------------------------------------------
 
     def begin_demotions(self, level: RoomLevel) -> list[Demotion]:
         """Return the level's demotions that can begin; the others' sources are simply given up."""
-        ready = []
+        ready, by_id = [], self._copies.by_id
         for demotion in level.demotions:
-            target = self._copies.by_id[demotion.target.copy_id]
-            if demotion.claim.held >= demotion.target.nbytes:
-                self._ledger(demotion.target).begin(demotion.target.nbytes, demotion.claim)
+            ref, claim = demotion.target, demotion.claim
+            target, nbytes = by_id[ref.copy_id], ref.nbytes
+            if claim.held >= nbytes:
+                self._ledger(ref).begin(nbytes, claim)
                 target.state = State.WRITING
                 ready.append(demotion)
             else:
@@ -389,12 +393,13 @@ class CacheManager:
         assert copy.state is State.LEAVING, "only what has left the index may be deleted"
         assert copy.pins == 0, "a copy was deleted under a reader"
         self._motion -= 1
-        ledger = self._ledger(ref)
+        ledger = self.ledgers[self._copies.index_of[ref.tier]]
         if ok:
             ledger.end(ref.nbytes, claim)
         else:
             ledger.strand(ref.nbytes)
-        self._changed(copy)
+        if copy.awaited or self._wanted_space:
+            self._changed(copy)
 
     # --- laws ------------------------------------------------------------------------------
 
@@ -533,7 +538,8 @@ class CacheManager:
         copy = self._copies.by_id[ref.copy_id]
         self._leave(copy)
         self._count_loss(copy)
-        self._changed(copy)
+        if copy.awaited or self._wanted_space:
+            self._changed(copy)
 
     def _changed(self, *copies: Copy) -> None:
         for copy in copies:

@@ -17,7 +17,7 @@ from kv_cache.core.effect import ABORTED, OpDone
 from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.units import NS_PER_S, ns_to_ms, ns_to_s
-from kv_cache.metrics.histogram import Histogram, Values
+from kv_cache.metrics.histogram import Histogram, Values, supported
 from kv_cache.metrics.slo import Slo
 
 _PERCENTS = (50, 95, 99)
@@ -333,10 +333,12 @@ def _class_window(bins: _Class) -> ClassWindow:
 def _latency(histogram: Histogram) -> Latency:
     if not histogram.count:
         return NO_LATENCY
-    p50, p95, p99 = histogram.percentiles(_PERCENTS)
+    known = [percent for percent in _PERCENTS if supported(histogram.count, percent)]
+    *values, rank95 = histogram.at_ranks([*known, 95])
+    p50, p95, p99 = map(dict(zip(known, values, strict=True)).get, _PERCENTS)
     return Latency(
         count=histogram.count, p50_ns=p50, p95_ns=p95, p99_ns=p99, highest_ns=histogram.highest,
-        rank95_ns=histogram.at_rank(95),
+        rank95_ns=rank95,
     )  # fmt: skip
 
 

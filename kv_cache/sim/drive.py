@@ -6,10 +6,11 @@ byte, in every process. Nothing here may look at a real clock.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from itertools import chain, count
-from typing import Any
+from math import inf
+from typing import Any, cast
 
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.clock import VirtualClock
@@ -43,7 +44,7 @@ from kv_cache.metrics.window import Gauges
 from kv_cache.schedule.control import Control
 from kv_cache.schedule.intake import Intake
 from kv_cache.schedule.queue import Queued
-from kv_cache.sim.ends import Ends
+from kv_cache.sim.ends import Ends, Reading
 from kv_cache.sim.io_workers import IoWorkers, Next
 from kv_cache.sim.models import Devices, asked
 
@@ -61,20 +62,33 @@ def _on_storage(op: Op) -> bool:
     return any(ref.tier is Tier.NVME for ref in refs)
 
 
-class _Batch:
-    """A life that waits for a transfer: how many of its moves do not write yet, and the latest end
-    so far of what is known, with its number."""
+class _Moves:
+    """A life that waits for moves that were asked for at one instant, of which this was the `first`
+    event: the first legs that have not ended, the latest first, with their places among the events;
+    and the latest end that is known, with its place."""
 
-    __slots__ = ("end", "left", "life", "on_end")
+    __slots__ = ("asked_ns", "end", "first", "life", "on_end", "reading")
 
-    def __init__(self, life: Generator[Effect, Done, Any], on_end: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        life: Generator[Effect, Done, Any],
+        on_end: Callable[[Any], None],
+        first: int,
+        asked_ns: int,
+        reading: list[Reading],
+    ) -> None:
         self.life = life
         self.on_end = on_end
-        self.left = 0
+        self.first = first
+        self.asked_ns = asked_ns
+        self.reading = reading
         self.end = (0, 0)
 
 
-_KINDS = {Read: OpKind.READ, Write: OpKind.WRITE, Delete: OpKind.DELETE}
+_KINDS: Mapping[type[Op], OpKind] = {
+    Read: OpKind.READ, Write: OpKind.WRITE, Delete: OpKind.DELETE, Move: OpKind.READ,
+}  # fmt: skip
+"""What is asked for first."""
 
 
 class Simulation:
@@ -121,6 +135,7 @@ class Simulation:
         self._tick_ns = tick_ns
         self._workers_for = workers_for
         self._tick_at: int | None = None
+        self._end_ns: int | None = None
         self._enough = False
         self._on_record = on_record
         self._on_op = on_op
@@ -203,6 +218,7 @@ class Simulation:
             self._refuse(queued, Outcome.UNFINISHED, "drain-ended")
 
     def _run_until(self, end_ns: int | None) -> None:
+        self._end_ns = end_ns
         events, stopped, advance_to = self._events, self._stopped, self._clock.advance_to
         while not (stopped() or self._enough):
             due_ns = events[0][0] if events else None
@@ -217,6 +233,11 @@ class Simulation:
                 at_ns, _, _, action = heapq.heappop(events)
                 advance_to(at_ns)
                 action()
+
+    def _until_ns(self) -> float:
+        """Return before which instant nobody looks at what has happened."""
+        tick_ns = inf if self._tick_at is None else self._tick_at
+        return tick_ns if self._end_ns is None else min(tick_ns, self._end_ns + 1)
 
     def _ticks_before(self, tick_ns: int, due_ns: int | None, end_ns: int | None) -> bool:
         """Whether a tick comes before the next event, or before the end if nothing happens until
@@ -380,51 +401,68 @@ class Simulation:
         blocks: tuple[Op, ...],
     ) -> None:
         """Ask assumed devices, which say at once when they will have done what they are asked: one
-        event ends a batch, and one more each move, whose second leg is asked for after its
-        first."""
-        batch, ends, devices = _Batch(life, on_end), self._ends, self._devices
+        event ends a batch. The second leg of a move is asked for after its first."""
+        ops = of_objects(blocks)
         now_ns, number = self._clock.now_ns(), self._sequence
-        for op in of_objects(blocks):
-            if isinstance(op, Move):
-                read_ns = devices.end_ns(op.source, OpKind.READ, now_ns)
-                ends.reading[number] = op.cause, op.source, now_ns, read_ns
-                action: Callable[[], None] = partial(self._write_moved, batch, number, op)
-                heapq.heappush(self._events, (read_ns, False, number, action))
-                batch.left += 1
-            else:
-                kind, ref = _KINDS[type(op)], op.copy
-                end_ns = devices.end_ns(ref, kind, now_ns)
-                side = (ref.tier, kind, op.cause, kind is OpKind.WRITE)
-                ends.add(side, end_ns, (end_ns, now_ns, ref))
-                batch.end = max(batch.end, (end_ns, number))
-            number += 1
-        self._sequence = number
-        self._end_batch(batch)
+        self._sequence += len(ops)
+        kind, cause = _KINDS[type(ops[0])], ops[0].cause  # a batch is of one kind and cause
+        sources = [op.source for op in ops]
+        ends_ns = self._devices.ends_ns(sources, kind, now_ns)
+        if isinstance(ops[0], Move):
+            reading = sorted(zip(ends_ns, count(number), ops, strict=False))
+            reading.reverse()
+            moves = _Moves(life, on_end, number, now_ns, cast("list[Reading]", reading))
+            self._ends.moving[number] = cause, now_ns, moves.reading
+            self._await_read(moves)
+            return
+        self._ends.add_batch(kind, cause, now_ns, ends_ns, sources)
+        end_ns = max(ends_ns)
+        last = len(ends_ns) - 1 - ends_ns[::-1].index(end_ns)
+        self._end_batch(life, on_end, end_ns, number + last)
 
-    def _write_moved(self, batch: "_Batch", number: int, op: Move) -> None:
-        """Let a move go on with its second leg."""
-        cause, source, asked_ns, read_ns = self._ends.reading.pop(number)
-        target, now_ns = op.target, self._clock.now_ns()
-        end_ns = self._devices.end_ns(target, OpKind.WRITE, now_ns)
-        side = (source.tier, OpKind.READ, cause, False)
-        self._ends.add(side, end_ns, (read_ns, asked_ns, source))
-        side = (target.tier, OpKind.WRITE, cause, False)
-        self._ends.add(side, end_ns, (end_ns, now_ns, target))
-        batch.end = max(batch.end, (end_ns, self._sequence))
-        self._sequence += 1
-        batch.left -= 1
-        self._end_batch(batch)
+    def _await_read(self, moves: _Moves) -> None:
+        read_ns, number, _ = moves.reading[-1]
+        action: Callable[[], None] = partial(self._write_moved, moves)
+        heapq.heappush(self._events, (read_ns, False, number, action))
 
-    def _end_batch(self, batch: "_Batch") -> None:
-        """Let the life go on when the last operation has ended, if that is known: among the events
-        of that instant at the place of this operation."""
-        if not batch.left:
-            at_ns, number = batch.end
-            action: Callable[[], None] = partial(self._go_on, batch)
-            heapq.heappush(self._events, (at_ns, False, number, action))
+    def _write_moved(self, moves: _Moves) -> None:
+        """Ask for the second legs of moves whose first has ended, until something else happens."""
+        ends, clock, events, reading = self._ends, self._clock, self._events, moves.reading
+        end_ns_of, cause, asked_ns = self._devices.end_ns, reading[-1][2].cause, moves.asked_ns
+        until_ns = self._until_ns()
+        while True:
+            read_ns, _, op = reading.pop()
+            clock.advance_to(read_ns)
+            source, target = op.source, op.target
+            end_ns = end_ns_of(target, OpKind.WRITE, read_ns)
+            ends.add((source.tier, OpKind.READ, cause, False), end_ns, (read_ns, asked_ns, source))
+            ends.add((target.tier, OpKind.WRITE, cause, False), end_ns, (end_ns, read_ns, target))
+            if end_ns >= moves.end[0]:
+                moves.end = end_ns, self._sequence
+            self._sequence += 1
+            if not reading:
+                break
+            due_ns, number, _ = reading[-1]
+            if due_ns >= until_ns or (events and events[0] < (due_ns, False, number)):
+                self._await_read(moves)
+                return
+        del ends.moving[moves.first]
+        self._end_batch(moves.life, moves.on_end, *moves.end)
 
-    def _go_on(self, batch: "_Batch") -> None:
-        self._step(batch.life, batch.on_end, Done(self._clock.now_ns()))
+    def _end_batch(
+        self,
+        life: Generator[Effect, Done, Any],
+        on_end: Callable[[Any], None],
+        at_ns: int,
+        number: int,
+    ) -> None:
+        """Let the life go on when the last operation has ended: among the events of that instant at
+        the place of this operation."""
+        action: Callable[[], None] = partial(self._go_on, life, on_end)
+        heapq.heappush(self._events, (at_ns, False, number, action))
+
+    def _go_on(self, life: Generator[Effect, Done, Any], on_end: Callable[[Any], None]) -> None:
+        self._step(life, on_end, Done(self._clock.now_ns()))
 
     # --- one by one: on measured devices, or where somebody watches ------------------------------
 

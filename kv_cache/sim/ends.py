@@ -5,15 +5,20 @@ that instant: what has ended is counted before somebody looks at the counts.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from kv_cache.core.effect import CopyRef, EndedLeg, IoChunk, Leg
+from kv_cache.core.effect import CopyRef, EndedLeg, IoChunk, Leg, Move
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.metrics.recorder import Recorder
 from kv_cache.sim.shared_device import ENGINE
 
 Side = tuple[Tier, OpKind, Cause, bool]
 """What is counted together. True: new data is stored."""
+
+
+Reading = tuple[int, int, Move]
+"""A move that does not write yet: when what it reads will have been read, its place among the
+events of that instant, and what moves."""
 
 
 class Ends:
@@ -24,8 +29,9 @@ class Ends:
         self._recorder = recorder
         self._slot_ns = slot_ns
         self._slots: defaultdict[int, dict[Side, list[tuple[int, EndedLeg]]]] = defaultdict(dict)
-        self.reading: dict[int, tuple[Cause, CopyRef, int, int]] = {}
-        """Moves that do not write yet: why, from what, when that was asked for and will end."""
+        self.moving: dict[int, tuple[Cause, int, Sequence[Reading]]] = {}
+        """Moves that do not all write yet: why, when they were asked for, and those that do
+        not."""
 
     def add(self, side: Side, end_ns: int, leg: EndedLeg) -> None:
         sides = self._slots[end_ns // self._slot_ns]
@@ -33,6 +39,24 @@ class Ends:
         if legs is None:
             legs = sides[side] = []
         legs.append((end_ns, leg))
+
+    def add_batch(
+        self,
+        kind: OpKind,
+        cause: Cause,
+        asked_ns: int,
+        ends_ns: Sequence[int],
+        refs: Sequence[CopyRef],
+    ) -> None:
+        """Add operations of one leg that were asked for together."""
+        new = kind is OpKind.WRITE
+        side: Side | None = None
+        slot, legs = -1, list[tuple[int, EndedLeg]]()
+        for ref, end_ns in zip(refs, ends_ns, strict=True):
+            if side is None or side[0] is not ref.tier or end_ns // self._slot_ns != slot:
+                slot, side = end_ns // self._slot_ns, (ref.tier, kind, cause, new)
+                legs = self._slots[slot].setdefault(side, [])
+            legs.append((end_ns, (end_ns, asked_ns, ref)))
 
     def settle(self, before_ns: int) -> None:
         """Count the legs of all operations that end before an instant."""
@@ -60,8 +84,9 @@ class Ends:
 
     def in_flight(self, now_ns: int) -> Iterator[tuple[Cause, Leg]]:
         """Yield what has not ended by now, with its cause."""
-        for cause, source, asked_ns, read_ns in self.reading.values():
-            yield cause, known_leg(source, OpKind.READ, asked_ns, read_ns)
+        for cause, asked_ns, reading in self.moving.values():
+            for read_ns, _, move in reading:
+                yield cause, known_leg(move.source, OpKind.READ, asked_ns, read_ns)
         for sides in self._slots.values():
             for (_, kind, cause, _), legs in sides.items():
                 for _, (finished_ns, asked_ns, ref) in legs:

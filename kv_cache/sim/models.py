@@ -6,7 +6,7 @@ device (`SharedDevice`) answers from its profile instead, by how many operations
 """
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kv_cache.core.effect import CopyRef, Leg
@@ -68,6 +68,13 @@ class Devices:
         end_ns = max(now_ns, free[0]) + takes_ns
         heapq.heapreplace(free, end_ns)
         return end_ns
+
+    def ends_ns(self, refs: Sequence[CopyRef], kind: OpKind, now_ns: int) -> list[int]:
+        """As `end_ns` of each, in their order."""
+        if kind is OpKind.DELETE:
+            return [now_ns] * len(refs)
+        end_ns = self.end_ns
+        return [end_ns(ref, kind, now_ns) for ref in refs]
 
 
 def asked(ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:

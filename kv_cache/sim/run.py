@@ -36,6 +36,7 @@ from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.schedule.control import Watch
 from kv_cache.schedule.intake import OnArrival, ignore_arrival
 from kv_cache.sim.drive import OnLeg, Simulation
+from kv_cache.sim.garbage import rarely_looked_for
 from kv_cache.sim.io_workers import IoWorkers
 from kv_cache.sim.models import Devices, TierModel
 from kv_cache.sim.profile_model import ProfileModel
@@ -207,9 +208,10 @@ def simulate(
         background=None if modelled.shared is None else BACKGROUND_THREADS,
     )
     digest = schedule_digest(load.source.plan(), config.run.max_requests)
-    simulation.populate(populate(blocks, world) for blocks in load.populate)
-    recorder.edges.populate_end_ns = simulation.now_ns
-    _run_phases(simulation, config, stopped, progress)
+    with rarely_looked_for():
+        simulation.populate(populate(blocks, world) for blocks in load.populate)
+        recorder.edges.populate_end_ns = simulation.now_ns
+        _run_phases(simulation, config, stopped, progress)
     return RunOutcome(
         driver="virtual-time",
         recorder=recorder,

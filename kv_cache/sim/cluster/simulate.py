@@ -1,6 +1,5 @@
 """One simulation from beginning to end, and its outcome."""
 
-import gc
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,13 +29,10 @@ from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.requests import RequestSource
 from kv_cache.sim.cluster.segments import BlockPool
 from kv_cache.sim.cluster.series import Sampler
+from kv_cache.sim.garbage import rarely_looked_for
 
 _BATCH = 10_000
 MOST_LATEST = 10_000  # values of requests that ended
-
-_YOUNG = 100_000
-"""Objects after which cycles are looked for. A simulation makes none, and with the interpreter's
-700 a sixth of its time is spent in looking."""
 
 OnProgress = Callable[[int, ClusterSeries], None]
 
@@ -56,19 +52,16 @@ def simulate(
     simulation is broken."""
     log = None if on_event is None else Log(on_event)
     listener = None if log is None else log.hear
-    young, *older = gc.get_threshold()
-    gc.set_threshold(_YOUNG, *older)
     try:
-        cluster = Cluster(scenario, source, chain, on_event=listener, hardware=hardware)
-        return _serve(cluster, log, progress)
+        with rarely_looked_for():
+            cluster = Cluster(scenario, source, chain, on_event=listener, hardware=hardware)
+            return _serve(cluster, log, progress)
     except OverflowError as error:
         raise ConfigError(
             f"scenario {scenario.name}: it takes longer than the 292 years (2^63 ns) that virtual "
             "time has; raise the rate, bandwidth or peak that is too small, or shorten what takes "
             "so long"
         ) from error
-    finally:
-        gc.set_threshold(young, *older)
 
 
 def _serve(cluster: Cluster, log: Log | None, progress: OnProgress | None) -> ClusterOutcome:
