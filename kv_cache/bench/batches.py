@@ -226,6 +226,8 @@ class BatchMover:
         self, chunks: Sequence[_Chunk], buffer: Buffer, does: Does, *, how: Capability
     ) -> None:
         live = [chunk for chunk in chunks if chunk.of.error is None]
+        if not live:
+            return
         writes, all_of = bool(does & Does.WRITE), done_to(does, how)
         owners: list[_Chunk] = []
         firsts: list[int] = []

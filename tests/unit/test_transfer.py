@@ -449,6 +449,16 @@ def test_of_many_moves_in_a_call_each_is_as_one_alone(rig: Rig, source: Tier, ta
     assert len(rig.files) == len(stored)
 
 
+def test_of_moves_none_of_which_can_be_read_nothing_is_written(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path, "direct")
+    refs = [rig.written(Tier.NVME, PAGE_BYTES) for _ in range(2)]
+    for path in rig.files:
+        corrupt(path, 3)
+    up = [Move(ref, rig.twin(ref, Tier.CPU), Cause.PROMOTION) for ref in refs]
+    assert [each.error for each in rig.mover.perform_all(up)] == [MISMATCH] * 2
+    assert {rig.read(move.target).error for move in up} == {"vanished"}
+
+
 def test_of_many_moves_one_of_wrong_bytes_and_one_to_a_taken_name_fail_alone(
     tmp_path: Path,
 ) -> None:
