@@ -239,7 +239,7 @@ class BatchMover:
             )
             beside = all_of & _NOWHERE
             if of.names is not None:
-                rows = _with_steps(number, of.names, rows, writes=writes, beside=beside)
+                rows = with_steps(number, of.names, rows, writes=writes, beside=beside)
             elif writes and of.place is not None:
                 rows = [*rows, *sync_rows(number, of.place.sync, beside)]
             first = len(pieces)
@@ -302,8 +302,7 @@ class BatchMover:
             if piece.does & _KEEP:
                 of.kept = moved.nbytes or None
             began_ns, ended_ns, _ = self._calls(moved)
-            opening = "create" if writes else "open"
-            timer.stepped(_STEPS.get(piece.does & STEPS, opening), began_ns, ended_ns)
+            timer.stepped(step_name(piece.does, writes=writes), began_ns, ended_ns)
         elif moved.began_ns:
             timer.called(*self._calls(moved), moved.host_ns)
         else:
@@ -318,12 +317,17 @@ def done_to(does: Does, how: Capability) -> int:
     return int(does) | nowhere | (_MEMORY if Capability.MEMORY in how else 0)
 
 
+def step_name(does: int, *, writes: bool) -> str:
+    """Return what the step of a row is called in results."""
+    return _STEPS.get(does & STEPS, "create" if writes else "open")
+
+
 def sync_rows(number: int, fds: Iterable[int], beside: int = 0) -> list[Piece]:
     """Return the rows that sync files which are open already, for an object."""
     return [Piece(number, _SYNC | beside, fd, 0, 0, 0, 0, 0, 0) for fd in fds]
 
 
-def _with_steps(
+def with_steps(
     number: int, names: Names, pieces: Iterable[Piece], *, writes: bool, beside: int
 ) -> Iterator[Piece]:
     """Yield the pieces of an object between the steps of its file."""

@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from kv_cache.bench.batches import BatchMover, done_to, sync_rows
+from kv_cache.bench.batches import BatchMover, done_to, step_name, sync_rows, with_steps
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.store_calls import StoreCalls
-from kv_cache.core.effect import CopyRef, Delete, Leg, Read, Write
+from kv_cache.core.effect import CopyRef, Delete, Leg, MetadataStep, Read, Write
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.ops_done import OpsDone
 from kv_cache.core.units import PAGE_BYTES
-from kv_cache.tiers.base import Capability, Place, Store
+from kv_cache.tiers.base import Capability, Names, Place, Store
 from kv_cache.tiers.buffers import BufferPool
-from kv_cache.tiers.native import Does, Moved, Piece, PieceTable
+from kv_cache.tiers.native import STEPS, Does, Moved, Piece, PieceTable
 from kv_cache.tiers.payload import Payload
 
 
@@ -49,7 +49,7 @@ class PlacedObjects:
     """Copies of one tier that are to be read, or written, for one cause, and their table."""
 
     def __init__(
-        self, objects: Sequence[tuple[Read | Write, CopyRef, Place]], clock: MonotonicClock
+        self, objects: Sequence[tuple[Read | Write, CopyRef, Place | Names]], clock: MonotonicClock
     ) -> None:
         self.ops, self.refs, self.places = zip(*objects, strict=True)
         self.kind = OpKind.READ if isinstance(self.ops[0], Read) else OpKind.WRITE
@@ -57,11 +57,14 @@ class PlacedObjects:
         self.engine = self.places[0].engine
         self._clock = clock
         self._rows: list[int] = []  # of each object, where its pieces begin
+        self._ends: list[int] = []
+        self._shape: list[int] = []  # what is done by the rows of the object with fewest
         self.table = PieceTable(())
 
     def lay_out(self, payload: Payload, does: int, address: int, room: int) -> None:
         """Make the table. All objects lie in the same memory: at `address`, or where each one's
         noise says in so many pages of `room` from there on."""
+        beside, writes = does & int(Does.NOWHERE), self.kind is OpKind.WRITE
         pieces: list[tuple[int, ...]] = []
         for number, (ref, place) in enumerate(zip(self.refs, self.places, strict=True)):
             self._rows.append(len(pieces))
@@ -69,18 +72,25 @@ class PlacedObjects:
             at, begin = address, 0
             if room:
                 at += PAGE_BYTES * payload.shift(first, ref.nbytes // PAGE_BYTES, room)
+            if isinstance(place, Names):
+                row = Piece(number, does, -1, place.offset, ref.nbytes, at, *first)
+                pieces += with_steps(number, place, (row,), writes=writes, beside=beside)
+                continue
             for fd, offset, nbytes in place.spans:
                 bases = payload.bases(ref, begin) if begin else first
                 pieces.append((number, does, fd, offset, nbytes, at + begin, *bases))
                 begin += nbytes
-            pieces += sync_rows(number, place.sync, does & Does.NOWHERE)
+            if place.sync:
+                pieces += sync_rows(number, place.sync, beside)
         self.table = PieceTable(pieces)
+        self._ends = [*self._rows[1:], len(pieces)]
+        fewest = min(zip(self._rows, self._ends, strict=True), key=lambda at: at[1] - at[0])
+        self._shape = [piece[1] for piece in pieces[slice(*fewest)]]
 
     def calls(self) -> Iterator[_RowCall]:
         """Yield the calls that threads are in now."""
         began, *_ = self.table.columns()
-        ends = [*self._rows[1:], self.table.count]
-        for first, end in zip(self._rows, ends, strict=True):
+        for first, end in zip(self._rows, self._ends, strict=True):
             began_ns = began[first]
             if began_ns and not self.table.are_over(first, end):
                 at_ns = self._clock.of_monotonic(began_ns)
@@ -89,33 +99,52 @@ class PlacedObjects:
     def outcome(self) -> tuple[OpsDone | None, list["AloneAfterAll"]]:
         """Return what became of those that took one call and went well, and each of the others:
         while the table is worked off, of those that have ended."""
-        began, ended, _, _, errors = self.table.columns()
-        if len(self.refs) == self.table.count and all(ended) and not any(errors):
-            return self._went_well(range(len(self.refs)), began, ended), []
-        ends = [*self._rows[1:], self.table.count]
+        began, ended, host, _, errors = self.table.columns()
+        columns, count = (began, ended, host), len(self._shape)
+        alike = sum(not does & STEPS for does in self._shape) == 1
+        if alike and len(self.refs) * count == len(began) and all(ended) and not any(errors):
+            return self._went_well(range(len(self.refs)), columns), []
         well, others = [], []
-        for number, (first, end) in enumerate(zip(self._rows, ends, strict=True)):
+        for number, (first, end) in enumerate(zip(self._rows, self._ends, strict=True)):
             if not all(ended[row] or errors[row] for row in range(first, end)):
                 continue
-            if end - first == 1 and not errors[first]:
+            if alike and end - first == count and not any(errors[first:end]):
                 well.append(number)
                 continue
             rows = [self.table.row(row) for row in range(first, end)]
             others.append(
                 AloneAfterAll(self.ops[number], self.refs[number], self.places[number], rows)
             )
-        rows_of = [self._rows[number] for number in well]
-        began, ended = ([column[row] for row in rows_of] for column in (began, ended))
-        return self._went_well(well, began, ended) if well else None, others
+        return self._went_well(well, columns) if well else None, others
 
-    def _went_well(
-        self, numbers: Sequence[int], began: Sequence[int], ended: Sequence[int]
-    ) -> OpsDone:
-        origin_ns = self._clock.of_monotonic(0)
-        steps = [step for number in numbers for step in self.places[number].steps]
-        steps_ns = [step.duration_ns for step in steps]
-        if steps:
-            began = list(map(sub, began, steps_ns))
+    def _went_well(self, numbers: Sequence[int], columns: Sequence[Sequence[int]]) -> OpsDone:
+        """Return operations whose rows have one shape and have all gone well."""
+        rows, shape = [self._rows[number] for number in numbers], self._shape
+        began, ended, host = (
+            [[column[row + at] for row in rows] for at in range(len(shape))] for column in columns
+        )
+        origin_ns, writes = self._clock.of_monotonic(0), self.kind is OpKind.WRITE
+        steps: list[tuple[str, Sequence[int]]] = []
+        allocations = [step for number in numbers for step in _steps_of(self.places[number])]
+        started = began[0]
+        if allocations:
+            steps.append((allocations[0].name, [step.duration_ns for step in allocations]))
+            started = list(map(sub, started, steps[0][1]))
+        many: dict[str, Sequence[int]] = {}
+        if len(shape) > 1:
+            took = [list(map(sub, *each)) for each in zip(ended, began, strict=True)]
+            device = list(map(sum, zip(*(column for _, column in steps), *took, strict=True)))
+            whole = list(map(sub, ended[-1], started))
+            most = map(sum, zip(device, *host, strict=True))
+            data = next(at for at, does in enumerate(shape) if not does & STEPS)
+            moved = [at_ns + origin_ns for at_ns in ended[data]]
+            total = list(map(min, whole, most))
+            many = {"moved_ns": moved, "device_ns": device, "total_ns": total}
+            steps += [
+                (step_name(does, writes=writes), took[at])
+                for at, does in enumerate(shape)
+                if does & STEPS
+            ]
         return OpsDone(
             ops=[self.ops[number] for number in numbers],
             tier=self.tier,
@@ -123,11 +152,15 @@ class PlacedObjects:
             cause=self.cause,
             engine=self.engine,
             refs=[self.refs[number] for number in numbers],
-            started_ns=[at_ns + origin_ns for at_ns in began],
-            finished_ns=[at_ns + origin_ns for at_ns in ended],
-            step=steps[0].name if steps else None,
-            steps_ns=steps_ns,
+            started_ns=[at_ns + origin_ns for at_ns in started],
+            finished_ns=[at_ns + origin_ns for at_ns in ended[-1]],
+            steps=steps,
+            **many,
         )
+
+
+def _steps_of(place: Place | Names) -> Sequence[MetadataStep]:
+    return place.steps if isinstance(place, Place) else ()
 
 
 class AloneAfterAll(NamedTuple):
@@ -135,7 +168,7 @@ class AloneAfterAll(NamedTuple):
 
     op: Read | Write
     ref: CopyRef
-    place: Place
+    place: Place | Names
     rows: Sequence[tuple[Piece, Moved]]
 
 

@@ -66,10 +66,11 @@ class StoreCalls:
 
     def ended_many(self, done: OpsDone) -> None:
         """As `ended` of all calls of storage of many operations, and `moved`."""
-        if max(done.finished_ns) - self._ended_ns < LEAST_NS:
-            self._ended_ns = max(self._ended_ns, *done.finished_ns)
+        ended_ns = done.moved_ns or done.finished_ns
+        if max(ended_ns) - self._ended_ns < LEAST_NS:
+            self._ended_ns = max(self._ended_ns, *ended_ns)
         else:
-            for now_ns, began_ns in sorted(zip(done.finished_ns, done.started_ns, strict=True)):
+            for now_ns, began_ns in sorted(zip(ended_ns, done.started_ns, strict=True)):
                 self.ended(began_ns, now_ns)
         self.moved(done.kind, sum(ref.nbytes for ref in done.refs))
 

@@ -41,6 +41,7 @@ from kv_cache.tiers.base import (
     FREE,
     Capability,
     Names,
+    Place,
     PlacedStore,
     Sink,
     Store,
@@ -360,7 +361,7 @@ class Mover:
                 timer = LegTimer(self._clock, self._pulse, op.cause, tier, _kind_of(op))
                 yield self._done(op, ref, timer, place)
                 continue
-            if self.share != 1.0:
+            if self.share != 1.0 and isinstance(place, Place):
                 place = place._replace(spans=beginning_of(place.spans, ref.nbytes))
             rows.append((op, ref, place))
         if not rows:
@@ -380,8 +381,11 @@ class Mover:
         assert self._batches is not None
         timer = LegTimer(self._clock, self._pulse, one.op.cause, one.ref.tier, _kind_of(one.op))
         batched = Batched(one.op, one.ref, timer)
-        batched.place, timer.engine = one.place, one.place.engine
-        timer.steps = tuple(one.place.steps)
+        timer.engine = one.place.engine
+        if isinstance(one.place, Place):
+            batched.place, timer.steps = one.place, tuple(one.place.steps)
+        else:
+            batched.names = one.place
         self._batches.tell(batched, one.rows)
         return self._end_read(batched) if isinstance(one.op, Read) else self._end_write(batched)
 

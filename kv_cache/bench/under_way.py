@@ -17,6 +17,7 @@ from kv_cache.core.effect import CopyRef, Leg, MetadataStep, Move, OpDone, Read,
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.ops_done import OpsDone
+from kv_cache.tiers.base import Place
 from kv_cache.tiers.native import Moved, Piece
 
 Sides = tuple[Batched, ...]
@@ -55,9 +56,8 @@ class UnderWay:
 
     def _outcome_alone(self, one: AloneAfterAll) -> OpDone:
         kind = OpKind.READ if isinstance(one.op, Read) else OpKind.WRITE
-        leg, error = self._side_of(
-            one.op, one.ref, kind, one.place.engine, one.place.steps, one.rows
-        )
+        steps = one.place.steps if isinstance(one.place, Place) else ()
+        leg, error = self._side_of(one.op, one.ref, kind, one.place.engine, steps, one.rows)
         failed = (None, None) if error is None else (error.reason, kind)
         return OpDone(one.op, leg.started_ns, leg.finished_ns, (leg,), *failed)
 

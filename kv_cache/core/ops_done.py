@@ -20,10 +20,12 @@ from kv_cache.core.kinds import Cause, OpKind, Tier
 
 
 class OpsDone(Struct, frozen=True, eq=False, kw_only=True):
-    """Operations of one kind on one tier that went well, each by one call of its store, which took
-    from `started_ns` to `finished_ns` with the `steps_ns` of its one `step`, if there was any.
+    """Operations of one kind on one tier that went well, each by one call that moved its bytes,
+    from `started_ns` to `finished_ns`, with the `steps` that all of them have, and what each took.
 
-    `refs` are what was moved: copies, or in a rehearsal their beginnings."""
+    Where steps follow the call, it ended at `moved_ns`, and `device_ns` and `total_ns` are what a
+    leg says of each; else that is all of its time, and they are empty. `refs` are what was moved:
+    copies, or in a rehearsal their beginnings."""
 
     ops: Sequence[Read | Write | Delete]
     tier: Tier
@@ -33,8 +35,10 @@ class OpsDone(Struct, frozen=True, eq=False, kw_only=True):
     refs: Sequence[CopyRef]
     started_ns: Sequence[int]
     finished_ns: Sequence[int]
-    step: str | None = None
-    steps_ns: Sequence[int] = ()
+    steps: Sequence[tuple[str, Sequence[int]]] = ()
+    moved_ns: Sequence[int] = ()
+    device_ns: Sequence[int] = ()
+    total_ns: Sequence[int] = ()
 
     ok: ClassVar[bool] = True
 
@@ -42,12 +46,17 @@ class OpsDone(Struct, frozen=True, eq=False, kw_only=True):
         """Yield the operations one by one, in their order."""
         rows = zip(self.ops, self.refs, self.started_ns, self.finished_ns, strict=True)
         for number, (op, ref, started, finished) in enumerate(rows):
-            chunks = () if self.kind is OpKind.DELETE else (IoChunk(finished, ref.nbytes),)
-            steps = () if self.step is None else (MetadataStep(self.step, self.steps_ns[number]),)
-            took = finished - started
+            moved, took = finished, finished - started
+            device = total = took
+            if self.moved_ns:
+                moved, device, total = (
+                    column[number] for column in (self.moved_ns, self.device_ns, self.total_ns)
+                )
+            chunks = () if self.kind is OpKind.DELETE else (IoChunk(moved, ref.nbytes),)
+            steps = tuple(MetadataStep(name, column[number]) for name, column in self.steps)
             leg = Leg(
-                self.tier, self.kind, self.engine, ref.nbytes, started, finished, took, chunks,
-                steps=steps,
+                self.tier, self.kind, self.engine, ref.nbytes, started, finished, device, chunks,
+                took - total, steps,
             )  # fmt: skip
             yield OpDone(op, started, finished, (leg,))
 

@@ -9,6 +9,7 @@ the window gives its finished system calls to the window and its latency to the 
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from operator import sub
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -289,12 +290,20 @@ class Recorder:
     def ops(self, done: OpsDone, *, verified: bool = False) -> None:
         """As `op` of each."""
         tier, kind, cause, engine = done.tier, done.kind, done.cause, done.engine
-        legs = list(zip(done.finished_ns, done.started_ns, done.refs, strict=True))
-        self.legs(tier, kind, cause, engine, legs, new=kind is OpKind.WRITE)
-        if done.step is not None:
-            for ended, step_ns in zip(done.finished_ns, done.steps_ns, strict=True):
-                flow = StepFlow(self.edges.phase_of(ended), tier, kind, done.step)
-                self.steps[flow].add(step_ns)
+        last = self.edges.phase_of(max(done.finished_ns))
+        if done.moved_ns and (
+            last is Phase.DRAIN or last is not self.edges.phase_of(min(done.moved_ns))
+        ):
+            for one in done.each():
+                self.op(one, verified=verified)
+            return
+        moved_ns = done.moved_ns or done.finished_ns
+        legs = list(zip(moved_ns, done.started_ns, done.refs, strict=True))
+        times = (done.total_ns, done.device_ns) if done.moved_ns else None
+        self.legs(tier, kind, cause, engine, legs, new=kind is OpKind.WRITE, times_ns=times)
+        for name, column in done.steps:
+            for ended, step_ns in zip(done.finished_ns, column, strict=True):
+                self.steps[StepFlow(self.edges.phase_of(ended), tier, kind, name)].add(step_ns)
         if verified and kind is OpKind.READ:
             nbytes = sum(ref.nbytes for ref in done.refs)
             self.verified_objects += len(legs)
@@ -311,10 +320,14 @@ class Recorder:
         legs: Sequence[EndedLeg],
         *,
         new: bool,
+        times_ns: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
         """Record legs, of at least one operation that has ended. `new`: of blocks that were stored
-        as new."""
+        as new. `times_ns`: of legs of one phase, what each took in all and in the device, if that
+        is not all of the time until it ended."""
         latencies = Values.of([ended - began for ended, began, _ in legs])
+        if times_ns is not None:
+            latencies = Values.of(times_ns[tier is Tier.NVME])
         sizes = Values.of([ref.nbytes for _, _, ref in legs])
         self.meter.legs(tier, kind, latencies, sizes.total)
         if new:
@@ -325,7 +338,8 @@ class Recorder:
         ends = [ended for ended, _, _ in legs]
         phase = self.edges.phase_of(max(ends))
         if phase is self.edges.phase_of(min(ends)):
-            self._add_legs(Flow(phase, tier, kind, cause, engine), legs, latencies, sizes)
+            flow = Flow(phase, tier, kind, cause, engine)
+            self._add_legs(flow, legs, latencies, sizes, times_ns)
             return
         for leg in legs:
             ended, began, ref = leg
@@ -333,7 +347,12 @@ class Recorder:
             self._add_legs(flow, (leg,), Values.of([ended - began]), Values.of([ref.nbytes]))
 
     def _add_legs(
-        self, flow: Flow, legs: Sequence[EndedLeg], latencies: Values, sizes: Values
+        self,
+        flow: Flow,
+        legs: Sequence[EndedLeg],
+        latencies: Values,
+        sizes: Values,
+        times_ns: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
         """Count legs that ended in one phase."""
         phase, tier, kind, cause, engine = flow
@@ -344,13 +363,19 @@ class Recorder:
                 self._in_flight(cause, leg)
         stats.operations += count
         stats.sizes.add_all(sizes)
-        stats.total.add_all(latencies)
-        stats.device.add_all(latencies)
+        total = device = latencies
+        if times_ns is not None:
+            total, device = map(Values.of, times_ns)
+        stats.total.add_all(total)
+        stats.device.add_all(device)
         if kind is OpKind.DELETE:
             return
         stats.bytes += sizes.total
         stats.calls += count
-        stats.host.add(0, count)
+        if times_ns is None:
+            stats.host.add(0, count)
+        else:
+            stats.host.add_all(Values.of(list(map(sub, *times_ns))))
         if tier is Tier.NVME and phase in _PACED:
             start_ns, end_ns = self.edges.measure_start_ns, self.edges.measure_end_ns
             self.pace.calls(kind, legs, start_ns, end_ns)

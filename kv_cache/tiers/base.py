@@ -160,9 +160,11 @@ class PlacedStore(Store, Protocol):
     def place(self, ref: CopyRef, *, writes: bool) -> Names | Place:
         """Return how to write or read a copy. Raises StoreError."""
 
-    def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
-        """Return where each copy is to be written, or read, or why it cannot be: of a store that
-        is `FOUND_AT_ONCE`."""
+    def places(
+        self, refs: Sequence[CopyRef], *, writes: bool
+    ) -> Sequence[Place | Names | StoreError]:
+        """Return how to write or read each copy, or why it cannot be: of a store that is
+        `FOUND_AT_ONCE`."""
 
     def synced_with(self, ref: CopyRef, spans: Sequence[Span], fd: int | None) -> Unsynced | None:
         """Note that a copy was written, in a file that is open as `fd`, which is the store's from

@@ -267,12 +267,19 @@ def test_threads_share_the_crew_and_each_has_what_it_asked_for(rig: Rig) -> None
     st.sampled_from(OpKind),
     st.booleans(),
     st.integers(1, 3),
+    st.booleans(),
 )
 @settings(max_examples=200)
 def test_a_recorder_counts_arrays_as_it_counts_each(
-    instants: list[tuple[int, int]], kind: OpKind, open_end: bool, sizes: int
+    instants: list[tuple[int, int]],
+    kind: OpKind,
+    open_end: bool,
+    sizes: int,
+    steps_around: bool,
 ) -> None:
     """In and across all phases: calls that began in the warm-up, end in the drain, or last long."""
+    around = steps_around and kind is not OpKind.DELETE
+    steps = ["open", "close"] if around else ["allocate"] * (kind is OpKind.WRITE)
     ms, refs = 10**6, copies(0, *(1 + i % sizes for i in range(len(instants))))
     make: type[Any] = {
         OpKind.READ: Read, OpKind.WRITE: Write, OpKind.DELETE: Delete,
@@ -282,8 +289,10 @@ def test_a_recorder_counts_arrays_as_it_counts_each(
         engine="direct", refs=refs,
         started_ns=[ms * began for began, _ in instants],
         finished_ns=[ms * (began + took) for began, took in instants],
-        step="allocate" if kind is OpKind.WRITE else None,
-        steps_ns=[7] * len(instants) if kind is OpKind.WRITE else [],
+        steps=[(name, [7] * len(instants)) for name in steps],
+        moved_ns=[ms * (began + took) - 9 for began, took in instants] if around else (),
+        device_ns=[ms * took - 50 for _, took in instants] if around else (),
+        total_ns=[ms * took - 20 for _, took in instants] if around else (),
     )  # fmt: skip
     end_ns = None if open_end else 900 * ms
     both = [Recorder(Edges(100 * ms, 0, 200 * ms, end_ns)) for _ in range(2)]

@@ -24,7 +24,7 @@ from kv_cache.tiers.base import (
 from kv_cache.tiers.file_options import FSYNC_BATCH
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.nvme.engines import Engine, Region
-from kv_cache.tiers.nvme.layouts import Arena, Layout, Spans, close_all, files_of
+from kv_cache.tiers.nvme.layouts import Arena, FilePerObject, Layout, Spans, close_all, files_of
 
 
 class Syncer:
@@ -117,7 +117,8 @@ class NvmeStore:
         if Capability.POSITIONAL in self.capabilities and (layout.whole or not self._uses_rings):
             # A ring opens no files.
             self.capabilities |= Capability.PLACED | Capability.AT_ONCE | Capability.WHOLE
-            if self._arena is not None and fsync != "batch" and not self._uses_rings:
+            named = isinstance(layout, FilePerObject)
+            if (self._arena or named) and fsync != "batch" and not self._uses_rings:
                 self.capabilities |= Capability.FOUND_AT_ONCE
 
     def create(self, ref: CopyRef) -> Sink:
@@ -140,8 +141,11 @@ class NvmeStore:
         keep, ends = self._fsync == "batch", not layout.whole
         return Place(spans, steps, engine.name, sync, keep, ends)
 
-    def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
-        assert self._arena is not None, "files are found one by one"
+    def places(
+        self, refs: Sequence[CopyRef], *, writes: bool
+    ) -> Sequence[Place | Names | StoreError]:
+        if self._arena is None:
+            return [self.place(ref, writes=writes) for ref in refs]
         engine, sync = self._writer if writes else self._reader, self._fsync == "object"
         with store_errors():
             return self._arena.places(refs, engine, writes=writes, sync=sync and writes)

@@ -49,12 +49,14 @@ class Striped:
             self.give_back(ref)
             raise
 
-    def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
+    def places(
+        self, refs: Sequence[CopyRef], *, writes: bool
+    ) -> Sequence[Place | Names | StoreError]:
         return [self._found(ref, writes=writes) for ref in refs]
 
-    def _found(self, ref: CopyRef, *, writes: bool) -> Place | StoreError:
+    def _found(self, ref: CopyRef, *, writes: bool) -> Place | Names | StoreError:
         try:
-            return cast("Place", self.place(ref, writes=writes))
+            return self.place(ref, writes=writes)
         except StoreError as error:
             return error
 
