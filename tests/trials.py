@@ -9,7 +9,7 @@ import orjson
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.result.chain import seal
 from kv_cache.result.derive import SCHEMA
-from kv_cache.result.trials import aggregate
+from kv_cache.result.trials import aggregate, trial_seed
 
 GB = 1e9
 LATENCIES = {"p50": 4.0, "p95": 8.0, "p99": 9.0}
@@ -42,15 +42,19 @@ def requests(count: int = 100, scale: float = 1.0) -> dict[str, Any]:
     }
 
 
+MASTER = 7
+"""Seed that those of trials follow from."""
+
+
 def result(
-    seed: int,
+    trial: int,
     read: float = GB,
     *,
     status: str = "finished",
     verdict: str = "valid",
     **changed: Any,
 ) -> dict[str, Any]:
-    """A result of 10 s that reads `read` bytes/s from storage and writes nothing."""
+    """The result of a trial of 10 s that reads `read` bytes/s from storage and writes nothing."""
     reads = {"operations": 1000, "bytes_per_second": read, "device_ms": LATENCIES}
     writes = {"operations": 0, "bytes_per_second": 0.0, "device_ms": NOTHING}
     own = {
@@ -62,8 +66,8 @@ def result(
         "started_utc": "2026-01-01T00:00:00+00:00",
         "status": status,
         "passport": {"verdict": verdict, "reasons": ["V9 clock: it jumped"] * (verdict != "valid")},
-        "seed": seed,
-        "schedule": {"sha256": f"{seed:064x}", "requests_digested": 100},
+        "seed": trial_seed(MASTER, trial),
+        "schedule": {"sha256": f"{trial:064x}", "requests_digested": 100},
         "window_s": 10.0,
         "measured": {
             "all": requests(),
@@ -76,7 +80,10 @@ def result(
         "workload": {"source": "users"},
         "model": {"name": "Tiny 1B", "num_layers": 12, "source": "built in"},
         "semantics": {"promote": True},
-        "config": {"run": {"mode": "standard", "seed": seed}, "tiers": {"cache_dir": ["/a"]}},
+        "config": {
+            "run": {"mode": "standard", "seed": trial_seed(MASTER, trial)},
+            "tiers": {"cache_dir": ["/a"]},
+        },
         "environment": {"hostname": "here"},
         **changed,
     }
@@ -87,7 +94,7 @@ def of(
     documents: Sequence[dict[str, Any]], planned: int | None = None, **more: Any
 ) -> dict[str, Any]:
     files = {f"R.trial{k}.json": f"{k:064x}" for k in range(1, len(documents) + 1)}
-    more = {"master_seed": 7, "planned": planned or len(documents), **more}
+    more = {"master_seed": MASTER, "planned": planned or len(documents), **more}
     return aggregate(documents, files, **more)
 
 

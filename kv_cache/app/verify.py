@@ -7,7 +7,7 @@ it is measured and parsed strictly before anything looks at it.
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from kv_cache.core.text import as_json, printable
 from kv_cache.files.reading import RESULT_FILE, parsed, result_bytes
 from kv_cache.result.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
 from kv_cache.result.derive import SCHEMA
+from kv_cache.result.kinds import TRIALS
 from kv_cache.result.metrics import Json
 from kv_cache.result.published import RANKS
 from kv_cache.result.ranks import recheck_ranks
 from kv_cache.result.side_files import RECORDS, SIDE_FILES, recheck_directory
+from kv_cache.result.trials import recheck_trials
 from kv_cache.result.verification import (
     ChainVerification,
     RanksVerification,
@@ -37,7 +39,11 @@ _ONLY_CHAINED = (
     "kv-cache-lab/",
     "kv-cache-lab-tiers/",
 )
-"""Schemas of documents of which only the chain is checked, and the files that it names."""
+"""Schemas of documents of which the chain is checked, and the files that it names; those of trials
+are made again where these files are there."""
+
+Again = Callable[[Json, Mapping[str, Json], Mapping[str, str]], Sequence[str]]
+"""Says what in a document does not follow from files that it names, by their digests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,8 @@ def verify(options: VerifyOptions) -> Verification:
     if schema.startswith(_RANKS):
         return _verify_ranks(document, data, file, options.fingerprint)
     if schema.startswith(_ONLY_CHAINED):
-        return _verify_chain(document, file, options.fingerprint)
+        again = recheck_trials if schema == TRIALS else None
+        return _verify_chain(document, file, options.fingerprint, again)
     _require_schema(document, SCHEMA, file)
     digests = {} if directory is None else _digests(document, directory)
     files = [name for name in SIDE_FILES if directory is not None and (directory / name).is_file()]
@@ -99,15 +106,27 @@ def _verify_ranks(
     )
 
 
-def _verify_chain(document: Json, file: Path, expected: str | None) -> ChainVerification:
+def _verify_chain(
+    document: Json, file: Path, expected: str | None, again: Again | None
+) -> ChainVerification:
+    """Verify the chain, and by `again`, where all files are there that the document was made from,
+    that it follows from them."""
     named = sealed_files(document)
     digests = _digests(document, file.parent) if named else {}
+    whole = again is not None and bool(named) and named.keys() <= digests.keys()
+    deviations: Sequence[str] = ()
+    if again is not None and whole:
+        parts = {name: file.parent / name for name in named}
+        read = {name: _document(result_bytes(path), path) for name, path in parts.items()}
+        deviations = again(document, read, digests)
     return ChainVerification(
         path=file,
         document=document,
         changes=(*check(document, digests), *_other_than(expected, document)),
+        deviations=tuple(deviations),
         named=len(named),
         present=len(named.keys() & digests.keys()),
+        derived=whole,
     )
 
 

@@ -16,15 +16,18 @@ from msgspec import Struct
 from kv_cache import __version__
 from kv_cache.core.bounded import Number
 from kv_cache.core.seed import Seed
+from kv_cache.core.text import printable
 from kv_cache.metrics.intervals import CONFIDENCE, IntervalEnds
 from kv_cache.metrics.passport import VALID, Status, Verdict
 from kv_cache.result import kinds
 from kv_cache.result.chain import fingerprint, seal
+from kv_cache.result.difference import differences
 from kv_cache.result.metrics import HEADLINES, METRICS, Json, over_runs
 from kv_cache.result.paths import number_at
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
 from kv_cache.result.verdicts import FINISHED, Look, verdict_of, worst
+from kv_cache.result.verify import recheck, without_chain
 
 SCHEMA = kinds.TRIALS
 MOST_CV = 0.05
@@ -141,7 +144,7 @@ def aggregate(
         if (numbers := over_runs(metric, [metric.value(section) for section in counted]))
     }
     headline = _headline(metrics, len(counted))
-    verdict = _verdict(rows, planned, metrics.get(headline or ""), headline)
+    verdict = _verdict(rows, planned, master_seed, metrics.get(headline or ""), headline)
     first = documents[0][SECTION]
     same = ("driver", "semantics_preset", "contains_performance", "model", "semantics", "workload")
     section = {
@@ -164,6 +167,30 @@ def aggregate(
         "environment": first["environment"],
     }
     return seal({SECTION: section}, files)
+
+
+def recheck_trials(
+    document: Json, results: Mapping[str, Json], digests: Mapping[str, str]
+) -> list[str]:
+    """Return what in a document of trials does not follow from the trials' results, or in one of
+    these from the rest of it. `results` are by the names of their files, as are their `digests`.
+    Never fails, whatever the documents are."""
+    deviations = [
+        f"{name}: {sentence}" for name, each in results.items() for sentence in recheck(each)
+    ]
+    own = document[SECTION]
+    try:
+        files = {str(row["file"]): digests[row["file"]] for row in own["trials"]}
+        again = aggregate(
+            [results[name] for name in files], files,
+            master_seed=own["seed"], planned=own["planned"], cooldown_s=own["cooldown_s"],
+        )  # fmt: skip
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        return [*deviations, f"these files are no trials of one series: {printable(str(error))}"]
+    ours, theirs = without_chain(again[SECTION]), without_chain(own)
+    theirs["program_version"] = ours["program_version"]  # that wrote it may have been another
+    found = differences(theirs, ours, SECTION)
+    return deviations + [f"{each.path} does not follow from the trials' results" for each in found]
 
 
 def _variance(sections: Sequence[Json]) -> dict[str, Any] | None:
@@ -230,18 +257,24 @@ NAMES: Mapping[str, str] = {"T1": "completeness", "T2": "trials", "T3": "repeata
 
 
 def _verdict(
-    rows: Sequence[Json], planned: int, numbers: Json | None, headline: str | None
+    rows: Sequence[Json], planned: int, master_seed: int, numbers: Json | None, headline: str | None
 ) -> Verdict:
     looks = {
-        "T1": _complete(rows, planned),
+        "T1": _complete(rows, planned, master_seed),
         "T2": _each(rows),
         "T3": _repeatable(rows, numbers, headline),
     }
     return verdict_of(NAMES, looks)
 
 
-def _complete(rows: Sequence[Json], planned: int) -> Look:
+def _complete(rows: Sequence[Json], planned: int, master_seed: int) -> Look:
     broken = [f"trial {row['trial']} was {row['status']}" for row in rows if not row["counted"]]
+    broken += [
+        f"trial {row['trial']} has a seed that does not follow from {master_seed}, as if another "
+        "was left out"
+        for row in rows
+        if row["seed"] != trial_seed(master_seed, row["trial"])
+    ]
     missing = planned - len(rows)
     if missing:
         several = f"trials {len(rows) + 1} to {planned} have"

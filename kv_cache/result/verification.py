@@ -110,16 +110,18 @@ class RanksVerification(CheckedDocument):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainVerification(CheckedDocument):
-    """A document of another kind, whose numbers are not derived again. `named` files are in its
-    chain, of which `present` are beside it."""
+    """A document of another kind. `named` files are in its chain, of which `present` are beside it;
+    `derived`: its numbers were derived again from them."""
 
     named: int
     present: int
+    derived: bool
 
     def to_json(self) -> dict[str, Any]:
         return {
             **self.identity(),
             "changed": self.changed,
+            "deviations": list(self.deviations),
             "files_named": self.named,
             "files_looked_at": self.present,
         }

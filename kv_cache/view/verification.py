@@ -71,6 +71,7 @@ def _ranks_rows(verification: RanksVerification) -> Rows:
 
 
 _AGAIN: Mapping[str, str] = {
+    "kv-cache-trials/": "verify it beside the results of all trials",
     "kv-cache-sweep/": "verify the result.json of a run",
     "kv-cache-mlperf/": "mlperf check looks at the whole tree",
     "kv-cache-trace-stats/": "trace stats of the same trace does",
@@ -84,6 +85,9 @@ def _chain_rows(verification: ChainVerification) -> Rows:
     if verification.named:
         yield "files", f"{verification.present} of {verification.named} that it names are there"
     yield from _flaws(verification)
+    if verification.derived:
+        yield "numbers", "are derived again from those files"
+        return
     again = (words for kind, words in _AGAIN.items() if verification.schema.startswith(kind))
     words = next(again, "verify the results of single runs")
     yield "numbers", f"are not derived again: {words}"

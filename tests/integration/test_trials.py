@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from kv_cache.core.exits import Exit
-from kv_cache.result.trials import trial_seed
+from kv_cache.core.text import as_json
+from kv_cache.result.chain import seal
+from kv_cache.result.trials import aggregate, trial_seed
 from tests.cli import LIGHT, SMALL, Ran, anything, environment, finish, prepare, run, small, start
 from tests.passports import names
 
@@ -67,6 +69,8 @@ def test_trials_on_a_real_directory_verify_and_leave_no_file(tmp_path: Path) -> 
     assert ran.code == 0, ran.err
     assert_whole(tmp_path, ran.own, 2)
     assert not (tmp_path / "cache").exists()
+    whole = run(tmp_path, "verify", "R.json")
+    assert (whole.code, "are derived again from those files" in whole.out) == (0, True), whole.out
     for number in (1, 2):
         checked = run(tmp_path, "verify", f"R.trial{number}.json")
         assert checked.code == 0, checked.err
@@ -77,6 +81,26 @@ def test_trials_on_a_real_directory_verify_and_leave_no_file(tmp_path: Path) -> 
     for directory in directories:
         assert len((directory / "requests.jsonl").read_text().splitlines()) == 25
         assert run(tmp_path, "verify", str(directory)).code == 0
+
+
+def test_a_series_whose_worst_trial_was_left_out_is_named_whatever_was_made_of_it(
+    tmp_path: Path,
+) -> None:
+    own = trials(tmp_path, *VIRTUAL, "--trials=3").own
+    rows = [own["trials"][0], own["trials"][2]]
+    files = {row["file"]: row["sha256"] for row in rows}
+    left = [json.loads((tmp_path / name).read_bytes()) for name in files]
+    document = aggregate(left, files, master_seed=own["seed"], planned=2)
+    names(document["kv_cache"], T1="invalid", T2="invalid", also=("T3",))
+    (tmp_path / "R.json").write_bytes(as_json(document))
+    assert run(tmp_path, "verify", "R.json").code == 0  # it says itself what it is
+    section = document["kv_cache"]
+    section["passport"] = {**section["passport"], "verdict": "valid", "reasons": []}
+    del section["chain"]
+    (tmp_path / "R.json").write_bytes(as_json(seal(document, files)))
+    told = run(tmp_path, "verify", "R.json")
+    assert told.code == 2
+    assert "kv_cache.passport.verdict does not follow from the trials' results" in told.out
 
 
 def test_one_trial_is_a_run(tmp_path: Path) -> None:

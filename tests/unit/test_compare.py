@@ -423,7 +423,7 @@ def test_more_results_need_more_certainty(tmp_path: Path) -> None:
         ),
         (
             {"schedule": {"sha256": "f" * 64}},
-            "its schedule is ffffffffffff (seed 1), not 000000000000 (seed 1)",
+            "its schedule is ffffffffffff (seed 3967688544), not 000000000000 (seed 3967688544)",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """Several ranks as one result: sums, merged percentiles, and what is wrong with a rank by name."""
 
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from functools import cache
 from itertools import permutations
 from math import ceil
@@ -28,16 +29,18 @@ from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.result.brief import brief_of_ranks
 from kv_cache.result.chain import check
 from kv_cache.result.counted import MergeableCounts, OperationRow
+from kv_cache.result.derive import derive
 from kv_cache.result.merge import merged as merged_counts
 from kv_cache.result.merge import nothing
 from kv_cache.result.metrics import METRICS
 from kv_cache.result.ranks import merged_document, recheck_ranks
-from kv_cache.result.run import OperationLedger, converted, times
+from kv_cache.result.run import OperationLedger, converted, read_run, times
 from kv_cache.result.sections import operation_row
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import made_view
 from tests.examples import examples
 from tests.merged import RANKS, crew, member, merged, resealed, results
+from tests.passports import names
 from tests.results import row
 
 Samples = Sequence[Sequence[int]]
@@ -340,6 +343,18 @@ def _of_other_job(documents: dict[int, Any]) -> None:
     documents[1] = resealed(documents[1])
 
 
+def _of_another_host(documents: dict[int, Any]) -> None:
+    documents[1]["kv_cache"]["environment"]["hostname"] = "elsewhere"
+    documents[1] = resealed(documents[1])
+
+
+def _beside_others(documents: dict[int, Any]) -> None:
+    """As a run that had the same options an hour ago."""
+    foreign = documents[1]["kv_cache"]["passport"]["evidence"]["foreign"]
+    foreign["siblings"] = {"pids": [100, 4711], "read_bytes": 0, "write_bytes": 0}
+    documents[1] = resealed(documents[1])
+
+
 def _other_schema(documents: dict[int, Any]) -> None:
     documents[1]["kv_cache"]["schema"] = "kv-cache-result/3"
     documents[1] = resealed(documents[1])
@@ -369,6 +384,12 @@ def _interrupted(documents: dict[int, Any]) -> None:
         (_swapped, "rank 0 has the result of rank 1; rank 1 has the result of rank 0", []),
         (_foreign, "rank 7 is not one of the 2 that were started", [0, 1]),
         (_of_other_job, "rank 1 has a result of a job of 8 ranks, not of 2", [0]),
+        (_of_another_host, "rank 1 has a result of host elsewhere, but ran on ", [0]),
+        (
+            _beside_others,
+            "rank 1 has the result of another job, beside whose processes (4711)",
+            [0],
+        ),
         (_other_schema, "rank 1 has a result of schema kv-cache-result/3", [0]),
         (_nonsense, "rank 1 has something that is not a result of this program", [0]),
         (_misshapen, "kv_cache.operations[0].bytes: expected int, got str", [0]),
@@ -382,9 +403,8 @@ def test_a_rank_without_a_whole_result_of_its_own_makes_it_invalid(
     change(documents)
     document = merged(documents, crew(2))
     own = document["kv_cache"]
-    status, found = told(document, "R1")
-    assert (status, own["passport"]["verdict"]) == ("invalid", "invalid")
-    assert says in found
+    names(own, R1="invalid")
+    assert says in told(document, "R1")[1]
     assert document["overall_passed"] is False
     assert [row["rank"] for row in own["ranks"] if row["counted"]] == counted
     kept = {row["rank"]: row["result"] for row in own["ranks"] if row["result"] is not None}
@@ -413,7 +433,7 @@ def test_bytes_of_a_rank_that_left_no_result_are_not_called_those_of_others() ->
 def test_the_same_run_twice_under_another_number_is_found_by_its_seed() -> None:
     documents = results(2)
     _twice_renamed(documents)
-    assert told(merged(documents, crew(2)), "R8")[0] == "suspect"
+    names(merged(documents, crew(2))["kv_cache"], R8="suspect")
 
 
 def test_no_rank_at_all_is_a_document_too() -> None:
@@ -472,9 +492,28 @@ def test_the_share_of_the_time_in_which_all_measured_is_told_and_judged(
     span = document["kv_cache"]["together"]
     assert span["shared_share"] == pytest.approx(share)
     assert span["span_s"] == pytest.approx(1 + late_ms / 1000)
-    assert told(document, "R3")[0] == status
+    skewed = {"R5": "suspect"} if late_ms > 10 else {}
+    names(document["kv_cache"], **({"R3": status} if status != "pass" else {}), **skewed)
     read = document["kv_cache"]["tiers"]["storage"]["read"]
     assert read["together_bytes_per_second"] == pytest.approx(read["bytes"] / span["span_s"])
+
+
+@pytest.mark.parametrize("hours", [0, 1])
+def test_a_result_of_another_time_is_named(hours: int) -> None:
+    """It has all that the rank's own has, and the hash chain holds."""
+    documents = results(2)
+    own = documents[1]["kv_cache"]
+    began = datetime.fromisoformat(own["started_utc"]) - timedelta(hours=hours, microseconds=1)
+    documents[1] = resealed(derive_again(documents[1], began.isoformat()))
+    document = merged(documents, crew(2))
+    names(document["kv_cache"], **({"R3": "suspect"} if hours else {}))
+    assert ("3600.0 s further apart than the coordinator saw" in told(document, "R3")[1]) == hours
+    assert recheck_ranks(orjson.loads(as_json(document))).deviations == ()
+
+
+def derive_again(document: Any, started_utc: str) -> Any:
+    document["kv_cache"]["started_utc"] = started_utc
+    return derive(read_run(document))
 
 
 def test_windows_of_unlike_length_are_suspect() -> None:
@@ -482,7 +521,7 @@ def test_windows_of_unlike_length_are_suspect() -> None:
     phases = documents[1]["kv_cache"]["phases_ns"]
     phases["measure_end"] = phases["measure_start"] + 1_200_000_000
     document = merged({0: documents[0], 1: resealed(documents[1])}, crew(2))
-    assert told(document, "R4")[0] == "suspect"
+    names(document["kv_cache"], R4="suspect", also=("R3",))
     assert document["kv_cache"]["window_s"] == 1.2
 
 
@@ -491,13 +530,13 @@ def test_the_skew_is_told_with_its_error_and_a_large_one_is_suspect() -> None:
     status, says = told(document, "R5")
     assert (status, "3.000 ms (± 0.040 ms" in says) == ("pass", True)
     assert "skew 3 ms ± 0.04 ms" in terminal(made_view(document))
-    assert told(merged(results(2), crew(2, [0.0, 30.0])), "R5")[0] == "suspect"
+    names(merged(results(2), crew(2, [0.0, 30.0]))["kv_cache"], R3="suspect", R5="suspect")
 
 
 def test_without_the_instants_nothing_says_that_they_ran_together() -> None:
     members = [member(rank, opened_ns=None) for rank in range(2)]
     document = merged(results(2), crew(2, members=members))
-    assert told(document, "R3")[0] == "suspect"
+    names(document["kv_cache"], R3="suspect")
     assert told(document, "R5")[0] == "not-judged"
     assert document["kv_cache"]["together"]["span_s"] is None
     assert document["kv_cache"]["tiers"]["storage"]["read"]["together_bytes_per_second"] is None

@@ -1,5 +1,6 @@
 """The document of several trials: numbers, verdict, and what is left out."""
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ from kv_cache.result.metrics import METRICS
 from kv_cache.result.trials import trial_seed
 from kv_cache.view.terminal import terminal
 from kv_cache.view.trials import trials_view
+from tests.passports import names, says
 from tests.trials import GB, of, result
 
 
@@ -81,6 +83,13 @@ def test_a_trial_that_did_not_finish_is_named_and_gives_no_numbers(status: str) 
     )
 
 
+@pytest.mark.parametrize("left", [(1, 3), (2, 3), (1, 2, 4)])
+def test_trials_of_which_one_was_left_out_are_told_by_their_seeds(left: Sequence[int]) -> None:
+    own = of([result(number) for number in left])["kv_cache"]
+    names(own, T1="invalid")
+    assert f"trial {len(left)} has a seed that does not follow from 7" in says(own, "T1")
+
+
 def test_no_finished_trial_gives_no_numbers_and_is_told() -> None:
     document = of([result(1, status="interrupted")], planned=2)
     assert document["kv_cache"]["metrics"] == {}
@@ -129,7 +138,7 @@ def test_without_storage_traffic_requests_are_the_headline() -> None:
 
 
 def test_seeds_schedules_and_files_are_named_and_sealed() -> None:
-    document = of([result(trial_seed(7, k)) for k in (1, 2)], cooldown_s=3.0)
+    document = of([result(1), result(2)], cooldown_s=3.0)
     own = document["kv_cache"]
     assert (own["seed"], own["cooldown_s"]) == (7, 3.0)
     assert [row["seed"] for row in own["trials"]] == [trial_seed(7, 1), trial_seed(7, 2)]

@@ -1,13 +1,14 @@
 """One rank of several: what came of it, and whether it counts."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kv_cache.core.crew import Crew, Member
-from kv_cache.core.units import NS_PER_S
+from kv_cache.core.units import NS_PER_S, ns_to_s
 from kv_cache.result.chain import check, fingerprint
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
 from kv_cache.result.paths import value_at
@@ -50,6 +51,17 @@ class Part(Struct, frozen=True, kw_only=True):
         if opened is None or self.run is None:
             return None
         return opened + round(self.run.config.run.warmup_s * NS_PER_S)
+
+    @property
+    def wall_begin_s(self) -> float | None:
+        """When its window began, by its host's wall clock, in seconds since 1970."""
+        if self.run is None or self.run.facts.started_utc is None:
+            return None
+        try:
+            started = datetime.fromisoformat(self.run.facts.started_utc)
+        except ValueError:
+            return None
+        return started.timestamp() + ns_to_s(self.run.facts.phases_ns.measure_start)
 
     @property
     def end_ns(self) -> int | None:
@@ -105,6 +117,14 @@ def _another(part: Part, crew: Crew) -> Iterator[str]:
         yield f"has the result of rank {str(rank)[:20]}"
     if ranks is not None and ranks != crew.expected:
         yield f"has a result of a job of {str(ranks)[:20]} ranks, not of {crew.expected}"
+    ours = None if part.member is None else part.member.host
+    if ours is not None and part.host != ours:
+        yield f"has a result of host {str(part.host)[:60]}, but ran on {ours}"
+    siblings = part.value_at("passport.evidence.foreign.siblings.pids")
+    strangers = set(siblings if isinstance(siblings, list) else ()) - {m.pid for m in crew.members}
+    if strangers:
+        named = ", ".join(str(pid)[:20] for pid in sorted(strangers, key=str)[:4])
+        yield f"has the result of another job, beside whose processes ({named}) it ran"
 
 
 def _twice(part: Part, seen: dict[str, int]) -> str | None:

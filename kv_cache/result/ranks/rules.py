@@ -5,6 +5,7 @@ measured at the same time. What is missing or wrong is named by its rank.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from kv_cache.core.crew import Crew, is_own
@@ -21,6 +22,9 @@ LEAST_SHARED = 0.5
 WANTED_SHARED = 0.95
 MOST_UNLIKE = 0.05
 """By which the longest window may exceed the shortest."""
+MOST_ASTRAY_S = (1.0, 60.0)
+"""By which the wall clocks of two ranks may disagree on when their windows began: on one host, and
+on two, which keep their time apart."""
 MOST_SKEW = 0.01
 """From the first opening to the last, as a share of the shortest window."""
 
@@ -133,11 +137,32 @@ def _overlap(counted: Sequence[Part], together: Json) -> Look:
         f"{together['span_s']:.3f} s from the first window's begin to the last one's end "
         f"({100 * share:.1f} %)"
     )
+    if share >= LEAST_SHARED and (astray := _astray(counted)):
+        return Status.SUSPECT, astray
     if share >= WANTED_SHARED:
         return Status.PASS, extent
     if share >= LEAST_SHARED:
         return Status.SUSPECT, f"{extent}, and {100 * WANTED_SHARED:g} % are required"
     return Status.INVALID, f"{extent}: sums of what did not happen together are no throughput"
+
+
+def _astray(counted: Sequence[Part]) -> str | None:
+    """Say which window lies elsewhere by the wall clocks than by the coordinator's: that of a
+    result of another run, put in place of its own."""
+    seen = [
+        (part, wall_s - begin_ns / NS_PER_S)
+        for part in counted
+        if (wall_s := part.wall_begin_s) is not None and (begin_ns := part.begin_ns) is not None
+    ]
+    for (one, here_s), (other, there_s) in combinations(seen, 2):
+        apart_s = abs(here_s - there_s)
+        if apart_s > MOST_ASTRAY_S[one.host != other.host]:
+            return (
+                f"by the wall clocks the windows of ranks {one.rank} and {other.rank} began "
+                f"{apart_s:.1f} s further apart than the coordinator saw: one result is of another "
+                "run, or a clock was set; run all of them again, with clocks in step"
+            )
+    return None
 
 
 def _windows(counted: Sequence[Part]) -> Look:
