@@ -178,19 +178,22 @@ def recheck_trials(
     deviations = [
         f"{name}: {sentence}" for name, each in results.items() for sentence in recheck(each)
     ]
-    own = document[SECTION]
+    section = document[SECTION]
     try:
-        files = {str(row["file"]): digests[row["file"]] for row in own["trials"]}
+        files = {str(row["file"]): digests[row["file"]] for row in section["trials"]}
         again = aggregate(
             [results[name] for name in files], files,
-            master_seed=own["seed"], planned=own["planned"], cooldown_s=own["cooldown_s"],
+            master_seed=section["seed"], planned=section["planned"],
+            cooldown_s=section["cooldown_s"],
         )  # fmt: skip
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         return [*deviations, f"these files are no trials of one series: {printable(str(error))}"]
-    ours, theirs = without_chain(again[SECTION]), without_chain(own)
+    ours, theirs = without_chain(again[SECTION]), without_chain(section)
     theirs["program_version"] = ours["program_version"]  # that wrote it may have been another
-    found = differences(theirs, ours, SECTION)
-    return deviations + [f"{each.path} does not follow from the trials' results" for each in found]
+    mismatches = differences(theirs, ours, SECTION)
+    return deviations + [
+        f"{each.path} does not follow from the trials' results" for each in mismatches
+    ]
 
 
 def _variance(sections: Sequence[Json]) -> dict[str, Any] | None:

@@ -94,7 +94,7 @@ def test_an_io_limit_that_is_gone_before_the_run_ends_is_named(disk: Path) -> No
     with on_image(disk / "image", direct=True) as directory:
         loop = Path(tool("findmnt", "-no", "SOURCE", str(directory))).name
         number = Path(f"/sys/block/{loop}/dev").read_text().strip()
-        limit = cgroup("blkio", "throttle.read_bps_device", f"{number} 900000000000")
+        limit = cgroup("blkio", **{"throttle.read_bps_device": f"{number} 900000000000"})
         beside = for_a_while(limit, directory / "cache")
         own = run_on(disk, directory, *LONG, beside=beside)
     names(own, V24="suspect")

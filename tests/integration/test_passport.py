@@ -1006,6 +1006,25 @@ def test_a_schedule_that_is_not_kept_is_named(tmp_path: Path) -> None:
     assert "the benchmark asked too late" in says(own, "V15")
 
 
+def test_an_open_loop_that_storage_cannot_keep_is_named(tmp_path: Path) -> None:
+    own = measured(
+        tmp_path, "--request-rate=30", "--max-requests=0", "--duration=4",
+        wrap=lambda store: Throttled(store, bytes_per_second=20 * MIB),
+        arrival={"mode": "open"},
+    )  # fmt: skip
+    names(own, V12="suspect")
+    assert "more requests waited at the end of the window" in says(own, "V12")
+
+
+def test_a_rate_that_waiting_users_do_not_ask_is_named(tmp_path: Path) -> None:
+    own = measured(
+        tmp_path, "--request-rate=30", "--max-requests=0", "--duration=4",
+        wrap=lambda store: Throttled(store, bytes_per_second=20 * MIB),
+    )  # fmt: skip
+    names(own, V15="suspect")
+    assert "/s of 30/s: users were waiting for their answers" in says(own, "V15")
+
+
 # --- V18: storage was not what was measured --------------------------------------------------
 
 
@@ -1099,15 +1118,16 @@ def test_a_neighbour_on_the_same_file_system_is_named(tmp_path: Path) -> None:
 
 
 @contextmanager
-def cgroup(controller: str, name: str, value: str) -> Iterator[None]:
-    """This process in a cgroup of version 1 with a limit."""
+def cgroup(controller: str, **settings: object) -> Iterator[None]:
+    """This process in a cgroup of version 1 with these settings, as `throttle.read_bps_device`."""
     parent = Path("/sys/fs/cgroup") / controller
     if os.geteuid() != 0 or not (parent / "cgroup.procs").exists():
         pytest.skip(f"making a cgroup needs root and version 1's {controller} controller")
     made = parent / f"kv-cache-test-{os.getpid()}"
     made.mkdir()
     try:
-        (made / f"{controller}.{name}").write_text(value)
+        for name, value in settings.items():
+            (made / f"{controller}.{name}").write_text(str(value))
         (made / "cgroup.procs").write_text(str(os.getpid()))
         yield
     finally:
@@ -1122,7 +1142,7 @@ def disk_limit(tmp_path: Path) -> Iterator[str]:
     if device is None or not Path(f"/sys/block/{device}").exists():
         pytest.skip("the tests' directory is not on a whole disk")
     number = Path(f"/sys/block/{device}/dev").read_text().strip()
-    with cgroup("blkio", "throttle.read_bps_device", f"{number} 900000000000"):
+    with cgroup("blkio", **{"throttle.read_bps_device": f"{number} 900000000000"}):
         yield f"{device} read_bps=900000000000"
 
 
@@ -1144,7 +1164,10 @@ def test_a_limit_on_another_disk_is_none_of_ours(own_device: Path, tmp_path: Pat
 
 @pytest.mark.root
 def test_a_limit_of_the_cpu_that_stopped_the_run_is_named(tmp_path: Path) -> None:
-    with cgroup("cpu", "cfs_quota_us", "5000"):  # of each 100 ms; less than a busy machine leaves
+    """However busy the machine and slow its disk: the cgroup comes before all others, and somebody
+    in it always wants more than the limit, but only what the run leaves."""
+    spin = ("nice", "-n", "19", sys.executable, "-c", "while True: pass")
+    with cgroup("cpu", shares=262_144, cfs_quota_us=20_000), process(*spin):  # of each 100 ms
         own = measured(tmp_path, "--max-requests=10")
     names(own, V24="suspect")
     assert "the CPU limit of this cgroup stopped the benchmark" in says(own, "V24")
