@@ -322,7 +322,7 @@ def test_a_sweep_shows_its_cells_as_they_end(
     window.visit(f"{served.url}/#/run/{name}")
     window.until("document.querySelector('#after h3')?.textContent === 'Left so far'", 60)
     window.until("document.querySelectorAll('#after a').length > 0", 60)
-    window.until("document.querySelector('#output')", 120)
+    window.until("document.querySelector('#output')", 240)
     assert "sweep" in window.run("return document.querySelector('#after').textContent")
     assert served.ended(name)["state"] == "done"
 
