@@ -140,7 +140,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "00").mkdir()
     precious = tmp_path / "00" / "fill-0000.kv"
     precious.write_text("precious")
-    with pytest.raises(PlaceError, match="File exists"):
+    with pytest.raises(PlaceError, match="file exists"):
         filled(tmp_path)
     assert precious.read_text() == "precious"
     assert everything(tmp_path) == {"00", "00/fill-0000.kv"}
@@ -234,7 +234,7 @@ def test_a_device_that_fails_is_one_sentence_and_leaves_nothing() -> None:
             if done:
                 faults.break_(reads=False)
 
-        with pytest.raises(PlaceError, match=r"the fill failed after .*Input/output error"):
+        with pytest.raises(PlaceError, match=r"the fill failed after .*input/output error"):
             filled(faults.path, capacity=128 * MIB, progress=break_)
         faults.mend()
         assert everything(faults.path) == set()

@@ -968,7 +968,7 @@ def interpreter_held(hold_s: float, pause_s: float) -> Iterator[None]:
 def test_a_harness_that_is_late_is_named(tmp_path: Path, quiet: Any) -> None:
     assert status(quiet, "V25") == "pass"
     own = measured(
-        tmp_path, "--max-requests=0", "--duration=1.5", "--layout=bucket",  # Python opens those
+        tmp_path, "--max-requests=0", "--duration=1.5", "--io-engine=mmap",  # in Python
         beside=interpreter_held(0.1, 0.2),
         passport={"most_harness_lag_share": 0.001},  # on a busy disk a read takes longer than this
     )  # fmt: skip
