@@ -165,7 +165,7 @@ class Witness:
             self._after = self._counters()
         self._settled_s = time.monotonic() - began
         self._ended = self._instants()
-        self._settings.look()
+        self._settings.stop()
         self._limits = self._limits_until_now()
 
     def _calls(self) -> dict[str, object]:

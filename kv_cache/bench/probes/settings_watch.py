@@ -13,11 +13,11 @@ from kv_cache.bench.probes.stack import Stack, stack_of
 from kv_cache.bench.procfs import parse_pairs, text_of
 
 INTERVAL_S = 1.0
-_PATIENCE_S = 1.0  # a network file system that hangs holds a look for as long as it does
+_PATIENCE_S = 1.0  # a device or file system that hangs holds a look for as long as it does
 
 
 class SettingsWatch:
-    """Looks from `start` to `stop`."""
+    """Looks from `start` to `stop`, in a thread of its own: a device that hangs may hold it."""
 
     def __init__(self, directories: Sequence[Path], first: Stack) -> None:
         """`first` is the stack below the directories as the run begins."""
@@ -34,8 +34,9 @@ class SettingsWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        self._ended.set()
-        if self._thread.ident is not None:
+        """Look a last time and end; a look that is held is not waited for. Again, do nothing."""
+        if not self._ended.is_set() and self._thread.ident is not None:
+            self._ended.set()
             self._thread.join(_PATIENCE_S)
 
     @property
@@ -60,9 +61,10 @@ class SettingsWatch:
 
     def _run(self) -> None:
         while not self._ended.wait(INTERVAL_S):
-            self.look()
+            self._look()
+        self._look()
 
-    def look(self) -> None:
+    def _look(self) -> None:
         limits, stack = throttles.io_limits_now(), stack_of(self._directories)
         tracer = parse_pairs(text_of(Path("/proc/self/status")) or "").get("TracerPid", "0")
         with self._lock:
