@@ -58,10 +58,8 @@ class Batched:
         """Where its bytes are; nowhere if it could not be opened."""
         if self.place is not None:
             return self.place.spans
-        if self.names is not None:
-            return (
-                Span(-1, self.names.offset, self.ref.nbytes),
-            )  # of the file that is opened then
+        if self.names is not None:  # of the file that is opened then
+            return (Span(-1, self.names.offset, self.ref.nbytes),)
         end = self.tap or self.sink
         return () if end is None else end.spans
 

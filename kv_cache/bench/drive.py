@@ -284,7 +284,8 @@ class Drive:
         """Record what threads that are left behind have ended of their batches, and how far they
         have come with the rest."""
         within, in_flight = self._mover.cut_off()
-        parts = [part for each in self._unrecorded.values() for part in list(each)]
+        unrecorded = list(self._unrecorded.values())  # a thread may begin its first life now
+        parts = [part for each in unrecorded for part in list(each)]
         ended = {id(one.op) for part in parts for one in each_of(part)}
         for part in within:
             if not any(id(one.op) in ended for one in each_of(part)):  # it has just returned

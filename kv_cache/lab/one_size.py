@@ -11,18 +11,21 @@ from typing import Protocol, cast
 
 from kv_cache.lab.accesses import AccessPart
 from kv_cache.lab.shared_state import SharedState
-from kv_cache.policy.eviction.chain import Chain, ChainLink, append, release, take
+from kv_cache.policy.eviction.chain import Chain, append, take
+from kv_cache.policy.eviction.counts import Bucket, close, insert_above
 from kv_cache.policy.eviction.mq import GHOST_SHARE as MQ_GHOST_SHARE
-from kv_cache.policy.eviction.mq import LIFETIME, QUEUES
+from kv_cache.policy.eviction.mq import LIFETIME, QUEUES, Expiring, lower_expired
 from kv_cache.policy.eviction.s3fifo import GHOST_SHARE, MOST_HITS, SMALL_SHARE, TO_MAIN
 
 _GONE, _FIRST, _SECOND, _FIRST_GHOSTS, _SECOND_GHOSTS = range(5)
 
 
-class Node(ChainLink):
-    """One block. `state` is the chain that it stands in; those up to `_SECOND` are of the cache."""
+class Node(Expiring):
+    """One block. `state` is the chain that it stands in; those up to `_SECOND` are of the cache.
+    `bucket` is there from its first use on, where uses are counted in buckets."""
 
-    __slots__ = ("count", "expires", "here", "state")
+    __slots__ = ("bucket", "count", "here", "state")
+    bucket: Bucket
 
     def __init__(self) -> None:
         self.here = False
@@ -138,54 +141,35 @@ class OneSizeSieve(OneSize):
                 return front
 
 
-class _Uses(Chain):
-    """The blocks of one count, between those of the next lower count and of the next higher."""
-
-    __slots__ = ("higher", "lower", "uses")
-
-    def __init__(self, uses: int) -> None:
-        super().__init__()
-        self.uses = uses
-        self.higher = self.lower = self
-
-
 class OneSizeLfu(OneSize):
     def __init__(self, room_bytes: int, size: int, shared: SharedState) -> None:
         super().__init__(room_bytes, size, shared)
-        self._ends = _Uses(0)  # before the lowest and after the highest
-        self._lines: dict[int, _Uses] = {}
+        self._ends = Bucket(0)  # before the lowest and after the highest
 
     def insert(self, node: Node) -> None:
         self._join(node, 1, self._ends)
 
     def hit(self, node: Node) -> None:
-        old = self._lines[node.count]
+        old = node.bucket
         take(node)
-        self._join(node, node.count + 1, old)
-        self._close_if_empty(old)
+        self._join(node, old.count + 1, old)
+        if old.empty:
+            close(old)
 
     def evict(self) -> Node:
-        line = self._ends.higher
-        node = cast(Node, line.after)
+        bucket = self._ends.higher
+        node = cast(Node, bucket.after)
         take(node)
-        self._close_if_empty(line)
+        if bucket.empty:
+            close(bucket)
         return node
 
-    def _join(self, node: Node, uses: int, lower: _Uses) -> None:
-        line = lower.higher
-        if line.uses != uses:
-            line = self._lines[uses] = _Uses(uses)
-            line.lower, line.higher = lower, lower.higher
-            lower.higher.lower = line
-            lower.higher = line
-        node.count = uses
-        append(node, line)
-
-    def _close_if_empty(self, line: _Uses) -> None:
-        if line.empty:
-            line.lower.higher, line.higher.lower = line.higher, line.lower
-            del self._lines[line.uses]
-            release(line)
+    def _join(self, node: Node, uses: int, lower: Bucket) -> None:
+        bucket = lower.higher
+        if bucket.count != uses:
+            bucket = insert_above(Bucket(uses), lower)
+        node.bucket = bucket
+        append(node, bucket)
 
 
 class OneSizeArc(OneSize):
@@ -426,25 +410,7 @@ class OneSizeMq(_OneSizeGhosts):
         node.expires = self._now + LIFETIME
         self._now += 1
         if self._now > self._none_due_until:
-            self._lower_expired()
-
-    def _lower_expired(self) -> None:
-        """Lower the head of each queue that has expired, and see when the next one does."""
-        now, renewed = self._now, self._now + LIFETIME
-        soonest = renewed
-        for lower, queue in zip(self._queues, self._queues[1:], strict=False):
-            if queue.empty:
-                continue
-            head = cast(Node, queue.after)
-            if head.expires < now:
-                take(head)
-                append(head, lower)
-                head.expires = renewed
-                if queue.empty:
-                    continue
-                head = cast(Node, queue.after)
-            soonest = min(soonest, head.expires)
-        self._none_due_until = soonest
+            self._none_due_until = lower_expired(self._queues, self._now, LIFETIME)
 
 
 class _Make(Protocol):

@@ -17,11 +17,11 @@ class CountedLink(ChainLink):
 
     def __init__(self, copy_id: int) -> None:
         self.copy_id = copy_id
-        self.bucket: _Bucket | None = None  # None: it is gone
+        self.bucket: Bucket | None = None  # None: it is gone
 
 
-class _Bucket(Chain):
-    """The copies of one count, between the next lower count and the next higher."""
+class Bucket(Chain):
+    """What has one count, between the next lower count and the next higher."""
 
     __slots__ = ("count", "higher", "lower")
 
@@ -33,7 +33,7 @@ class _Bucket(Chain):
 
 class Counts:
     def __init__(self) -> None:
-        self._ends = _Bucket(_NO_COUNT)  # before the lowest and after the highest
+        self._ends = Bucket(_NO_COUNT)  # before the lowest and after the highest
         self._of: dict[int, CountedLink] = {}
 
     def add(self, copy_id: int, count: int) -> CountedLink:
@@ -43,7 +43,7 @@ class Counts:
             bucket = bucket.higher
         counted = self._of[copy_id] = CountedLink(copy_id)
         if bucket.count != count:
-            bucket = _insert(_Bucket(count), bucket)
+            bucket = insert_above(Bucket(count), bucket)
         counted.bucket = bucket
         append(counted, bucket)
         return counted
@@ -55,7 +55,7 @@ class Counts:
         count = bucket.count + by
         near = bucket.higher if by > 0 else bucket.lower
         if near.count != count:
-            near = _insert(_Bucket(count), bucket if by > 0 else bucket.lower)
+            near = insert_above(Bucket(count), bucket if by > 0 else bucket.lower)
         before, after = counted.before, counted.after  # take(counted)
         before.after = after
         after.before = before
@@ -63,7 +63,7 @@ class Counts:
         counted.bucket, counted.before, counted.after = near, last, near
         last.after = near.before = counted
         if bucket.after is bucket:
-            _close(bucket)
+            close(bucket)
 
     def discard(self, copy_id: int) -> None:
         counted = self._of.pop(copy_id)
@@ -71,7 +71,7 @@ class Counts:
         assert bucket is not None, "only what is here can go"
         release(counted)
         if bucket.empty:
-            _close(bucket)
+            close(bucket)
 
     def __getitem__(self, copy_id: int) -> CountedLink:
         return self._of[copy_id]
@@ -93,13 +93,15 @@ class Counts:
         return copy_id in self._of
 
 
-def _insert(new: _Bucket, below: _Bucket) -> _Bucket:
+def insert_above(new: Bucket, below: Bucket) -> Bucket:
+    """Put a new bucket after the one `below`, and return it."""
     new.lower, new.higher = below, below.higher
     below.higher.lower = new
     below.higher = new
     return new
 
 
-def _close(empty: _Bucket) -> None:
+def close(empty: Bucket) -> None:
+    """Take a bucket out that nothing is in any more."""
     empty.lower.higher, empty.higher.lower = empty.higher, empty.lower
     release(empty)

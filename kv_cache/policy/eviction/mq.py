@@ -10,6 +10,7 @@ distance between accesses that is seen most often. O(1) a call, on average: head
 once one of them can have expired."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import cast
 
 from kv_cache.core.block import Key
@@ -23,8 +24,15 @@ LIFETIME = 10_000
 GHOST_SHARE = 4.0
 
 
-class _QueuedCopy(ChainLink):
-    __slots__ = ("copy_id", "expires", "item", "uses")
+class Expiring(ChainLink):
+    """What stands in one of the queues until it `expires`."""
+
+    __slots__ = ("expires",)
+    expires: int
+
+
+class _QueuedCopy(Expiring):
+    __slots__ = ("copy_id", "item", "uses")
 
     def __init__(self, item: Item, uses: int) -> None:
         self.item = item
@@ -94,22 +102,22 @@ class Mq(HoldsCopies):
         copy.expires = self._now + self._lifetime
         self._now += 1
         if self._now > self._none_due_until:
-            self._lower_expired()
+            self._none_due_until = lower_expired(self._queues, self._now, self._lifetime)
 
-    def _lower_expired(self) -> None:
-        """Lower the head of each queue that has expired, and see when the next one does."""
-        now, renewed = self._now, self._now + self._lifetime
-        soonest = renewed
-        for lower, queue in zip(self._queues, self._queues[1:], strict=False):
+
+def lower_expired(queues: list[Chain], now: int, lifetime: int) -> int:
+    """Lower the head of each queue that has expired; return when the next one does."""
+    soonest = renewed = now + lifetime
+    for lower, queue in pairwise(queues):
+        if queue.empty:
+            continue
+        head = cast(Expiring, queue.after)
+        if head.expires < now:
+            take(head)
+            append(head, lower)
+            head.expires = renewed
             if queue.empty:
                 continue
-            head = cast(_QueuedCopy, queue.after)
-            if head.expires < now:
-                take(head)
-                append(head, lower)
-                head.expires = renewed
-                if queue.empty:
-                    continue
-                head = cast(_QueuedCopy, queue.after)
-            soonest = min(soonest, head.expires)
-        self._none_due_until = soonest
+            head = cast(Expiring, queue.after)
+        soonest = min(soonest, head.expires)
+    return soonest
