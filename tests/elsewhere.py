@@ -70,6 +70,7 @@ def leave_linux() -> None:
     for name in list(vars(mmap)):
         if name.startswith(("MAP_", "MADV_", "PROT_")):
             delattr(mmap, name)
+    os.cpu_count = lambda: 1  # a process started from here would be on Linux again
 
 
 def import_all(package: str) -> None:

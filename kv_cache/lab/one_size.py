@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from kv_cache.lab.accesses import AccessPart
 from kv_cache.lab.shared_state import SharedState
 from kv_cache.policy.eviction.chain import Chain, append, take
-from kv_cache.policy.eviction.counts import Bucket, close, insert_above
+from kv_cache.policy.eviction.counts import CountBucket, close, insert_above
 from kv_cache.policy.eviction.mq import GHOST_SHARE as MQ_GHOST_SHARE
 from kv_cache.policy.eviction.mq import LIFETIME, QUEUES, Expiring, lower_expired
 from kv_cache.policy.eviction.s3fifo import GHOST_SHARE, MOST_HITS, SMALL_SHARE, TO_MAIN
@@ -25,7 +25,7 @@ class Node(Expiring):
     `bucket` is there from its first use on, where uses are counted in buckets."""
 
     __slots__ = ("bucket", "count", "here", "state")
-    bucket: Bucket
+    bucket: CountBucket
 
     def __init__(self) -> None:
         self.here = False
@@ -144,7 +144,7 @@ class OneSizeSieve(OneSize):
 class OneSizeLfu(OneSize):
     def __init__(self, room_bytes: int, size: int, shared: SharedState) -> None:
         super().__init__(room_bytes, size, shared)
-        self._ends = Bucket(0)  # before the lowest and after the highest
+        self._ends = CountBucket(0)  # before the lowest and after the highest
 
     def insert(self, node: Node) -> None:
         self._join(node, 1, self._ends)
@@ -164,10 +164,10 @@ class OneSizeLfu(OneSize):
             close(bucket)
         return node
 
-    def _join(self, node: Node, uses: int, lower: Bucket) -> None:
+    def _join(self, node: Node, uses: int, lower: CountBucket) -> None:
         bucket = lower.higher
         if bucket.count != uses:
-            bucket = insert_above(Bucket(uses), lower)
+            bucket = insert_above(CountBucket(uses), lower)
         node.bucket = bucket
         append(node, bucket)
 

@@ -376,8 +376,8 @@ def launchers_sum(out: Path, ranks: int, key: str) -> float:
 
 
 def test_two_ranks_of_the_wrapper_have_what_the_launcher_adds_up(place: Path) -> None:
-    words = version_3(config=str(ROOT / "config.yaml"))  # which launchers name, there or not
-    words += FEW_BYTES
+    # The configuration is what launchers name, there or not. Long enough for a read anywhere.
+    words = version_3(config=str(ROOT / "config.yaml"), duration=5) + FEW_BYTES
     for process in [start(place, WRAPPER, words, rank_environ(MPICH, r, 2)) for r in range(2)]:
         finish(process)
     results = [result_of(place / "out", rank) for rank in range(2)]

@@ -17,10 +17,10 @@ class CountedLink(ChainLink):
 
     def __init__(self, copy_id: int) -> None:
         self.copy_id = copy_id
-        self.bucket: Bucket | None = None  # None: it is gone
+        self.bucket: CountBucket | None = None  # None: it is gone
 
 
-class Bucket(Chain):
+class CountBucket(Chain):
     """What has one count, between the next lower count and the next higher."""
 
     __slots__ = ("count", "higher", "lower")
@@ -33,7 +33,7 @@ class Bucket(Chain):
 
 class Counts:
     def __init__(self) -> None:
-        self._ends = Bucket(_NO_COUNT)  # before the lowest and after the highest
+        self._ends = CountBucket(_NO_COUNT)  # before the lowest and after the highest
         self._of: dict[int, CountedLink] = {}
 
     def add(self, copy_id: int, count: int) -> CountedLink:
@@ -43,7 +43,7 @@ class Counts:
             bucket = bucket.higher
         counted = self._of[copy_id] = CountedLink(copy_id)
         if bucket.count != count:
-            bucket = insert_above(Bucket(count), bucket)
+            bucket = insert_above(CountBucket(count), bucket)
         counted.bucket = bucket
         append(counted, bucket)
         return counted
@@ -55,7 +55,7 @@ class Counts:
         count = bucket.count + by
         near = bucket.higher if by > 0 else bucket.lower
         if near.count != count:
-            near = insert_above(Bucket(count), bucket if by > 0 else bucket.lower)
+            near = insert_above(CountBucket(count), bucket if by > 0 else bucket.lower)
         before, after = counted.before, counted.after  # take(counted)
         before.after = after
         after.before = before
@@ -93,7 +93,7 @@ class Counts:
         return copy_id in self._of
 
 
-def insert_above(new: Bucket, below: Bucket) -> Bucket:
+def insert_above(new: CountBucket, below: CountBucket) -> CountBucket:
     """Put a new bucket after the one `below`, and return it."""
     new.lower, new.higher = below, below.higher
     below.higher.lower = new
@@ -101,7 +101,7 @@ def insert_above(new: Bucket, below: Bucket) -> Bucket:
     return new
 
 
-def close(empty: Bucket) -> None:
+def close(empty: CountBucket) -> None:
     """Take a bucket out that nothing is in any more."""
     empty.lower.higher, empty.higher.lower = empty.higher, empty.lower
     release(empty)
