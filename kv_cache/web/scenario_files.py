@@ -1,7 +1,9 @@
 """A scenario of `sim` whose instances were drawn up one by one on the page, as a file that the
 command line takes."""
 
+import os
 import re
+import secrets
 from pathlib import Path
 
 import yaml
@@ -10,7 +12,6 @@ from msgspec import Struct
 from kv_cache.config.scenarios import read_scenarios, scenario_names
 from kv_cache.config.yaml_files import find_config, read_yaml
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, os_reason
-from kv_cache.files.writing import write_atomically
 from kv_cache.web.classes import Folders
 
 FOLDER = "scenarios"
@@ -26,7 +27,7 @@ class DrawnScenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def write_scenario(results: Path, folders: Folders, drawn: DrawnScenario) -> Path:
-    """Write the file, which loads; return it. Raises UsageError for what a scenario may not be."""
+    """Write the file once it loads; return it. Raises UsageError for what a scenario may not be."""
     if not _NAME.fullmatch(drawn.name):
         raise ConfigError(
             f"the name {drawn.name[:80]!r} is no scenario's: letters, digits, - and _, at most 60"
@@ -42,19 +43,25 @@ def write_scenario(results: Path, folders: Folders, drawn: DrawnScenario) -> Pat
     if isinstance(presets, dict):
         changed["presets"] = {name: _without_groups(p, drawn) for name, p in presets.items()}
     data = yaml.safe_dump(changed, sort_keys=False, allow_unicode=True).encode()
+    draft = target.with_name(f".{secrets.token_hex(8)}.yaml")  # beside it: paths in it are relative
     try:
         target.parent.mkdir(exist_ok=True)
-        if target.exists() and target.read_bytes() != data:
-            raise ConfigError(f"a scenario {drawn.name!r} is there already; give it another name")
-        write_atomically(target, data)
+        try:
+            draft.write_bytes(data)
+            read_scenarios(draft)
+            os.link(draft, target)
+        except UsageError as error:
+            raise ConfigError(str(error).replace(draft.name, target.name)) from None
+        except FileExistsError:
+            if target.read_bytes() != data:
+                raise ConfigError(
+                    f"a scenario {drawn.name!r} is there already; give it another name"
+                ) from None
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         reason = os_reason(error)
         raise PlaceError(f"the scenario {target} could not be written: {reason}") from None
-    try:
-        read_scenarios(target)
-    except UsageError:
-        target.unlink()
-        raise
     return target
 
 

@@ -119,12 +119,13 @@ def test_what_is_written_is_what_python_stamps_and_is_found_right_by_both(rig: R
         at += pages * PAGE_BYTES
 
 
-def test_instants_are_those_of_the_calls_in_order_and_verifying_is_the_hosts(rig: Rig) -> None:
+def test_instants_are_those_of_the_calls_and_verifying_is_the_hosts(rig: Rig) -> None:
     sizes = [4] * 12
     rig.store(sizes)
     results = rig.run(rig.pieces(sizes, FULL))
     assert all(0 < m.began_ns < m.ended_ns and m.host_ns > 0 for m in results)
-    assert results[0].began_ns <= results[-1].began_ns
+    if rig.way != "by a crew":  # whose threads begin when the system lets them
+        assert results[0].began_ns <= results[-1].began_ns
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,17 @@ from benchmarks.devices import (
     why_not,
 )
 from kv_cache.bench.batches import BatchMover
+from kv_cache.bench.many import PlacedMover, PlacedObjects
 from kv_cache.bench.run import open_run
-from kv_cache.core.effect import CopyRef
+from kv_cache.bench.transfer import Mover
+from kv_cache.core.effect import CopyRef, OpDone
 from kv_cache.core.kinds import OpKind, Tier
+from kv_cache.core.ops_done import OpsDone
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
 from kv_cache.tiers.base import Capability, Sink, Store, Tap
-from kv_cache.tiers.buffers import Buffer
-from kv_cache.tiers.native import Does, library
+from kv_cache.tiers.buffers import Buffer, BufferPool
+from kv_cache.tiers.native import LEFT_OUT, WRONG, Does, library
 from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import MISMATCH, Payload
 from tests.cli import LIGHT, SMALL, finish, prepare, run, start, worker_of
@@ -112,15 +115,49 @@ def watch_natively(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> None:
         seen = [chunk for chunk in chunks if chunk.of.error is None and not does & Does.WRITE]
         move(self, chunks, buffer, does, how=how)
-        wrong: set[CopyRef] = set()
+        wrong: set[int] = set()  # operations: two of a batch may read the same
         for of, offset, nbytes, page in seen:
-            if of.ref in wrong or (of.error is not None and of.error.reason != MISMATCH):
+            if id(of) in wrong or (of.error is not None and of.error.reason != MISMATCH):
                 continue  # it has not been read
             data = buffer.view[page * PAGE_BYTES : page * PAGE_BYTES + nbytes]
             if not watch.see(of.ref, offset, data):
-                wrong.add(of.ref)
+                wrong.add(id(of))
 
     monkeypatch.setattr(BatchMover, "_move", watched)
+    found, place = Mover._move_found, PlacedMover.move
+
+    def singly(self: Mover, pairs: Any) -> Iterator[OpDone | OpsDone]:
+        for pair in pairs:  # of many in one call the next takes the place of the last
+            yield from found(self, [pair])
+
+    def shown(self: PlacedMover, objects: PlacedObjects, pool: Any, *, how: Capability) -> None:
+        showing: Any = _Shown(pool, objects, watch)
+        place(self, objects, showing, how=how)
+
+    monkeypatch.setattr(Mover, "_move_found", singly)
+    monkeypatch.setattr(PlacedMover, "move", shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A pool whose buffer is looked at before it is given back."""
+
+    pool: BufferPool
+    objects: PlacedObjects
+    watch: Watch
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self.pool.buffer_bytes
+
+    def take(self, tint: int = 0) -> Buffer:
+        return self.pool.take(tint)
+
+    def give(self, buffer: Buffer) -> None:
+        (ref,), (*_, errors) = self.objects.refs, self.objects.table.columns()
+        if self.objects.kind is OpKind.READ and set(errors) <= {0, WRONG, LEFT_OUT}:
+            self.watch.see(ref, 0, buffer.view[: ref.nbytes])
+        self.pool.give(buffer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,9 @@ print(json.dumps(between(before, read_throttles())))
 @pytest.mark.root
 @pytest.mark.parametrize("cgroup", ["cpu"], indirect=True)
 def test_a_cpu_quota_is_told_in_seconds(cgroup: Path) -> None:
-    (cgroup / "cpu.cfs_quota_us").write_text("20000")  # of each 100 ms
+    (cgroup / "cpu.cfs_quota_us").write_text(
+        "5000"
+    )  # of each 100 ms: less than a busy machine leaves
     found = run_python(THROTTLED, cgroup)
     assert found["cpu_throttled_periods"] > 0
     assert found["cpu_throttled_s"] > 0

@@ -228,6 +228,16 @@ def test_a_run_is_watched_and_stopped_with_its_result(served: Served, window: Br
     keep(window, "ended")
 
 
+def test_the_list_of_runs_follows_what_begins_and_ends(served: Served, window: Browser) -> None:
+    window.visit(f"{served.url}/#/runs")
+    window.until("document.querySelector('#runs table, #runs p')")
+    name = served.start(**TINY, **{"run.duration_s": "60"})
+    row = f"document.querySelector('#runs a[href$=\"{name}\"]')?.closest('tr').textContent"
+    window.until(f"{row}?.includes('running')")
+    served.ask(f"/runs/{name}", method="DELETE")
+    window.until(f"{row} && !{row}.includes('running')", 60)
+
+
 def test_a_simulation_shows_the_series_of_what_has_ended_while_it_goes_on(
     served: Served, window: Browser
 ) -> None:

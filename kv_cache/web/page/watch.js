@@ -4,12 +4,25 @@
 import { alert, ask, badge, Chart, clock, date, figures, h, table } from "./dom.js";
 import { look } from "./look.js";
 
+const LOOK_AGAIN_MS = 3000;
+
 export async function runs(place) {
-  const { runs: all } = await ask("/runs");
-  place.append(h("h2", {}, "Runs"), all.length
-    ? table("The latest runs", ["started", "command", "state", "command line"], all.map((run) => h("tr", {},
-      h("th", { scope: "row" }, h("a", { href: `#/run/${run.id}` }, date(run.started_unix_s))), h("td", {}, run.command), h("td", {}, badge(run.state)), h("td", { class: "long" }, run.line))))
-    : h("p", {}, "Nothing was started here yet."));
+  const list = h("div", { id: "runs" });
+  let shown = "";
+  async function refresh() {
+    const { runs: all } = await ask("/runs");
+    const now = JSON.stringify(all.map((run) => [run.id, run.state]));
+    if (now === shown) return;
+    shown = now;
+    list.replaceChildren(all.length
+      ? table("The latest runs", ["started", "command", "state", "command line"], all.map((run) => h("tr", {},
+        h("th", { scope: "row" }, h("a", { href: `#/run/${run.id}` }, date(run.started_unix_s))), h("td", {}, run.command), h("td", {}, badge(run.state)), h("td", { class: "long" }, run.line))))
+      : h("p", {}, "Nothing was started here yet."));
+  }
+  place.append(h("h2", {}, "Runs"), list);
+  await refresh();
+  const again = setInterval(() => { if (!document.hidden) refresh().catch(() => undefined); }, LOOK_AGAIN_MS);
+  return () => clearInterval(again);
 }
 
 const address = (file) => `/files/${file.split("/").map(encodeURIComponent).join("/")}`;
@@ -105,9 +118,10 @@ export async function watch(place, id) {
     return [...last.results.map((row) => h("p", {}, h("a", { href: `/page?result=${encodeURIComponent(row.path)}` }, `The ${row.kind}'s page`), " ", badge(row.verdict || row.kind), row.value === null ? "" : ` ${figures(row.value / 2 ** 30)} GiB/s `, ` ${row.path}`)),
       ...[...looks.values()].map((each) => each.box)];
   }
-  let shown = "";
+  let shown = "", over = false;
   async function soFarLeft() {
     const last = await ask(`/runs/${id}?fresh=1`);
+    if (over) return; // asked before the end, answered after it
     const text = JSON.stringify([last.results.length, last.files]);
     if (text !== shown) {
       const all = left(last);
@@ -117,6 +131,7 @@ export async function watch(place, id) {
     looks.forEach((each) => { if (each.box.open) each.again(); });
   }
   async function ended() {
+    over = true;
     const last = await ask(`/runs/${id}`);
     state.replaceChildren(badge(last.state), last.exit_code === null ? "" : ` exit code ${last.exit_code}`);
     buttons.hidden = true;
