@@ -53,7 +53,7 @@ $(VENV)/run.stamp: $(VENV)/bin/python requirements.txt
 	touch $@
 
 $(VENV)/test.stamp: $(VENV)/run.stamp pyproject.toml
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[dev,zstd,uring]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[dev,zstd]'
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib || true  # on all cores; some wheels have templates
 	touch $@
 

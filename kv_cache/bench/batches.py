@@ -117,8 +117,9 @@ class BatchMover:
 
     def can_move(self, capabilities: Capability) -> bool:
         """Return whether the bytes of such a store are moved here."""
-        rings = Capability.RINGS in capabilities
-        return Capability.POSITIONAL in capabilities and (not rings or self.transfers.rings)
+        if Capability.POSITIONAL not in capabilities:
+            return False
+        return Capability.RINGS not in capabilities or self.transfers.ring_refusal() is None
 
     def load(self, batch: Sequence[Batched], pool: BufferPool, *, how: Capability) -> None:
         """Read what the taps of a batch hold, and verify it."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from kv_cache.bench.batches import BatchMover
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.drive import Drive
 from kv_cache.bench.monitor import MachineMonitor, gpu_used_bytes
@@ -29,7 +30,6 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB
 from kv_cache.tiers.base import Capability
 from kv_cache.tiers.gpu import GpuStore
-from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.payload import Payload
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def open_machine(
         background=BACKGROUND_THREADS + _prefetchers(config),
         on_record=hooks.on_record,
         on_op=hooks.on_op,
-        prepare=partial(_prepare_thread, config),
+        prepare=partial(_prepare_thread, config, batches),
     )
     return RunMachine(
         config,
@@ -151,7 +151,7 @@ def _monitor(config: Config, stores: RunStores, devices: Sequence[str]) -> Machi
     return MachineMonitor(devices, gpu_used_bytes(cards) if gpu else None)
 
 
-def _prepare_thread(config: Config) -> None:
+def _prepare_thread(config: Config, batches: BatchMover | None) -> None:
     """Do what a thread needs before its first operation, so that none is timed with it."""
-    if "uring" in (config.io.engine, config.io.write_engine):
-        uring.prepare()
+    if batches is not None and "uring" in (config.io.engine, config.io.write_engine):
+        batches.transfers.open_ring()

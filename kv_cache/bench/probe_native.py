@@ -220,7 +220,7 @@ class NativeObjects:
     def burst(self, kind: OpKind, count: int) -> list[int]:
         """Begin so many operations at one instant; return how long each took, nothing where that
         cannot be done."""
-        if not self._threads.transfers.rings:
+        if self._threads.transfers.ring_refusal() is not None:
             return []
         share = float(kind is OpKind.READ)
         chosen = self._chosen(count, 1, share, repeated=False)

@@ -36,7 +36,7 @@ from kv_cache.tiers.gpu import GpuStore, find_devices
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.native import AbortFlag
 from kv_cache.tiers.null import RehearsalStore
-from kv_cache.tiers.nvme import NvmeStore, Striped, open_storage, uring
+from kv_cache.tiers.nvme import NvmeStore, Striped, open_storage
 from kv_cache.tiers.nvme.rehearsal import rehearsed_storage
 
 Wrap = Callable[[Store], Store]
@@ -141,8 +141,6 @@ class _Opener:
         for spec in self._plan.specs:
             store = stores[spec.tier] = self._opening.wrap(self._store(spec))
             closing.callback(_close, store, self._answers)
-        closing.callback(uring.register, [])
-        uring.register([self._load_buffers.memory, self._store_buffers.memory])
         return RunStores(stores, self._nvme, self._arenas, self._load_buffers, self._store_buffers)
 
     def _store(self, spec: TierSpec) -> Store:

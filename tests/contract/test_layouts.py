@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,18 @@ import pytest
 from kv_cache.bench.probes.pagecache import page_states
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
-from kv_cache.core.errors import StoreError
+from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
-from kv_cache.tiers.buffers import BufferPool, aligned_bytes
+from kv_cache.tiers import native
+from kv_cache.tiers.base import Span
+from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme import NvmeStore, Striped, layouts, open_storage, uring
 from tests.stores import (
     BUCKET,
     BUFFER,
     CAPACITY,
     Kind,
-    borrowed,
     copy,
     descriptors_left,
     mounted,
@@ -520,16 +522,14 @@ def test_drives_that_differ_are_named_apart_and_promise_what_all_keep(root: Path
 
 
 @needs_uring
-@pytest.mark.parametrize("registered", [True, False])
 def test_a_transfer_of_more_pieces_than_a_ring_holds_is_whole(
-    registered: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uring, "PIECE_BYTES", PAGE_BYTES)
     store = open_storage(root, capacity_bytes=MIB, layout="file", engine="uring")
     nbytes = (2 * uring.DEPTH + 7) * PAGE_BYTES
     there, back = aligned_bytes(nbytes), aligned_bytes(nbytes)
     there[:] = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
-    uring.register([there, back] if registered else [])
     ref = copy(nbytes)
     sink = store.create(ref)
     sink.write(0, there.data)
@@ -541,39 +541,6 @@ def test_a_transfer_of_more_pieces_than_a_ring_holds_is_whole(
     os.truncate(next(root.rglob("*.kv")), nbytes - PAGE_BYTES - 100)
     with (root / "other").open("wb"):
         assert reason(lambda: store.open(ref)) == "truncated"
-    uring.register([])
-    store.close()
-
-
-@needs_uring
-def test_buffers_that_lie_where_others_have_lain_are_not_mistaken_for_them(root: Path) -> None:
-    """A ring keeps the pages that were registered, also when others are at their address by now."""
-    store = open_storage(root, capacity_bytes=CAPACITY, layout="arena", engine="uring")
-    first = aligned_bytes(BUFFER)
-    uring.register([first])
-    ref = copy(BUFFER)
-    sink = store.create(ref)
-    sink.write(0, first.data)
-    sink.commit()
-    address = first.ctypes.data
-    uring.register([])
-    del first, sink
-    others = [aligned_bytes(BUFFER) for _ in range(100)]
-    second = next((memory for memory in others if memory.ctypes.data == address), None)
-    if second is None:
-        pytest.skip("the kernel gave the address to somebody else")
-    second[:] = 0x5A
-    uring.register([second])
-    again = copy(BUFFER)
-    sink = store.create(again)
-    sink.write(0, second.data)
-    sink.commit()
-    uring.register([])
-    with borrowed() as buffer:
-        tap = store.open(again)
-        tap.read(0, buffer.view)
-        tap.close()
-        assert (buffer.array == 0x5A).all()
     store.close()
 
 
@@ -595,44 +562,63 @@ def test_a_thread_that_cannot_have_a_ring_fails_its_operation_and_nothing_else(
 ) -> None:
     store = open_storage(root, capacity_bytes=CAPACITY, layout="arena", engine="uring")
     ref = stored(store, BUFFER)
-    pool = BufferPool(1, BUFFER)
-    uring.register([pool.memory])
     before, ends = open_descriptors(), []
     with descriptors_left(left):
         in_thread(lambda: ends.append(outcome(lambda: read_back(store, ref))))
     assert ends[0] in ("fine", "too-many-open-files")
     assert left or ends == ["too-many-open-files"]
     assert open_descriptors() == before
-    uring.register([])
     assert read_back(store, ref)
     store.close()
 
 
 @needs_uring
-def test_a_ring_whose_transfer_was_broken_off_is_used_no_more(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its late answers would be taken for those of the next transfer."""
-    store = open_storage(root, capacity_bytes=CAPACITY, layout="arena", engine="uring")
-    first, second = stored(store, BUFFER), stored(store, BUFFER)
-    finish = uring._Ring._finish
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(uring._Ring, "_finish", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        read_back(store, first)
-    monkeypatch.setattr(uring._Ring, "_finish", finish)
-    assert read_back(store, second)
-    assert read_back(store, first)
-    store.close()
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_ring_says_what_failed_of_a_buffer_and_serves_the_next(root: Path, writes: bool) -> None:
+    path = root / "f"
+    path.write_bytes(bytes(BUFFER))
+    fd, only = (os.open(path, mode | os.O_DIRECT) for mode in (os.O_RDONLY, os.O_WRONLY))
+    good, bad = (only, fd) if writes else (fd, only)
+    data = aligned_bytes(BUFFER).data
+    for _ in range(2):
+        broken, whole = (uring.UringRegion(Span(each, 0, BUFFER)) for each in (bad, good))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            broken.write(0, data) if writes else broken.read(0, data)
+        whole.write(0, data) if writes else whole.read(0, data)
+    os.close(fd)
+    os.close(only)
 
 
 @needs_uring
-def test_registered_buffers_are_used_where_the_kernel_takes_them() -> None:
-    pool = BufferPool(2, BUFFER)
-    uring.register([pool.memory])
-    assert uring.registered() in (True, False)
-    uring.register([])
-    assert not uring.registered()
+def test_a_file_that_ends_early_is_truncated_by_a_ring(root: Path) -> None:
+    path, data = root / "f", aligned_bytes(BUFFER).data
+    for nbytes in (BUFFER - PAGE_BYTES, BUFFER - 100):
+        path.write_bytes(bytes(nbytes))
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        region = uring.UringRegion(Span(fd, 0, BUFFER))
+        assert reason(partial(region.read, 0, data)) == "truncated"
+        os.close(fd)
+
+
+def test_without_the_native_library_uring_is_refused_in_one_sentence(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "library", lambda: "transfers.so was not built: make native")
+    with pytest.raises(PlaceError) as refused:
+        open_storage(root, capacity_bytes=CAPACITY, engine="uring")
+    said = "its bytes are moved by native code, and transfers.so was not built: make native"
+    assert str(refused.value) == f"--io-engine uring: {said}; or use direct"
+
+
+@needs_uring
+def test_a_kernel_that_allows_no_rings_refuses_uring_in_one_sentence(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: native.Transfers) -> None:
+        raise PermissionError(errno.EPERM, "")
+
+    monkeypatch.setattr(native.Transfers, "_ring", refused)
+    with pytest.raises(PlaceError) as told:
+        open_storage(root, capacity_bytes=CAPACITY, engine="uring")
+    said = "the kernel refuses io_uring (Operation not permitted); use direct"
+    assert str(told.value) == f"--io-engine uring: {said}"

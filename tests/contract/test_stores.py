@@ -181,7 +181,7 @@ def _place(
     monkeypatch.setattr(layouts, "SHARDS", 4)  # 256 directories are slow to look through
     store = (STORES | NULL)[request.param](disk)
     if "uring" in request.param:
-        uring.prepare()  # this thread's ring stays; a store may only read by it
+        uring.uring_missing()  # this thread's ring stays; a store may only read by it
     before = open_descriptors() - kept_descriptors(store)
     try:
         yield Place(request.param, store, disk)

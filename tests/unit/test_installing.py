@@ -56,7 +56,7 @@ def test_every_hint_that_the_program_gives_is_of_an_extra_that_there_is() -> Non
     asked = set()
     for path in (ROOT / "kv_cache").rglob("*.py"):
         asked |= set(re.findall(r"install_hint\(['\"](\w+)['\"]\)", path.read_text()))
-    assert asked >= {"cuda", "fast", "learned", "mpi", "plot", "s3", "uring", "zstd"}
+    assert asked >= {"cuda", "fast", "learned", "mpi", "plot", "s3", "zstd"}
     assert asked <= set(EXTRAS)
 
 

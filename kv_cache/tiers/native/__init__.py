@@ -12,6 +12,7 @@ import os
 import struct
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntFlag
 from itertools import chain
 from typing import Any, NamedTuple
@@ -244,19 +245,26 @@ class Transfers:
         noise = self._noise
         failed = self._library.kv_transfer_many(ring.handle, at, count, depth, word, noise)
         if failed:
+            self._local.ring = None  # its late answers would be taken for those of the next call
             raise OSError(failed, os.strerror(failed))
 
-    @functools.cached_property
-    def rings(self) -> bool:
-        """Whether the kernel allows an io_uring, and knows its reads and writes (Linux 5.6): some
-        bytes go to nowhere, when one is first wanted."""
+    def ring_refusal(self) -> str | None:
+        """Return why the kernel allows no io_uring, or does not know its reads and writes (Linux
+        5.6), by letting some bytes go to nowhere; None if it does."""
         data = ctypes.create_string_buffer(8)
         fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             piece = Piece(0, Does.WRITE, fd, 0, 8, ctypes.addressof(data), 0, 0, 0)
-            return not self.run_at_once(PieceTable([piece]), AbortFlag(), 1)[0].error
+            error = self.run_at_once(PieceTable([piece]), AbortFlag(), 1)[0].error
+            return os.strerror(error) if error else None
         finally:
             os.close(fd)
+
+    def open_ring(self) -> None:
+        """Make this thread's ring now, so that no transfer waits for it; where there can be none,
+        each transfer says so."""
+        with suppress(OSError):
+            self._ring()
 
     def _crew(self) -> _Opened:
         with self._lock:

@@ -199,7 +199,7 @@ class Mmap:
 
 
 class Uring:
-    """O_DIRECT through an io_uring of each thread, in batches (Python: from registered buffers)."""
+    """O_DIRECT through an io_uring of each thread, in batches."""
 
     name = "uring"
     capabilities = Direct.capabilities | Capability.AT_ONCE | Capability.RINGS

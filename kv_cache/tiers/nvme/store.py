@@ -22,7 +22,6 @@ from kv_cache.tiers.base import (
     store_errors,
 )
 from kv_cache.tiers.file_options import FSYNC_BATCH
-from kv_cache.tiers.nvme import uring
 from kv_cache.tiers.nvme.engines import Engine, Region
 from kv_cache.tiers.nvme.layouts import Arena, FilePerObject, Layout, Spans, close_all, files_of
 
@@ -185,7 +184,6 @@ class NvmeStore:
             **self._layout.describe(),
             "fsync": self._fsync,
             "emulated": False,
-            **({"registered_buffers": self._registers()} if self._uses_rings else {}),
         }
 
     def flush(self) -> None:
@@ -206,10 +204,6 @@ class NvmeStore:
             return f"python: {self._reader.name} is not moved by positional calls"
         library = native.library()
         return f"python: {library}" if isinstance(library, str) else "native"
-
-    def _registers(self) -> bool:
-        """Return whether rings take the buffers as registered; native ones do not."""
-        return self._data_path() != "native" and uring.registered()
 
     @property
     def _uses_rings(self) -> bool:
