@@ -21,6 +21,7 @@ from kv_cache.core.units import PAGE_BYTES
 from kv_cache.tiers import native
 from kv_cache.tiers.base import (
     NEW_MODE,
+    RINGS,
     Capability,
     Names,
     Place,
@@ -119,7 +120,7 @@ class BatchMover:
         """Return whether the bytes of such a store are moved here."""
         if Capability.POSITIONAL not in capabilities:
             return False
-        return Capability.RINGS not in capabilities or self.transfers.ring_refusal() is None
+        return not capabilities & RINGS or self.transfers.ring_refusal() is None
 
     def load(self, batch: Sequence[Batched], pool: BufferPool, *, how: Capability) -> None:
         """Read what the taps of a batch hold, and verify it."""
@@ -182,7 +183,7 @@ class BatchMover:
         does = done_to(Does.WRITE if writes else self.reads, how)
         pieces = list(self._pieces(0, end.spans, ref, offset, n, buffer.address, does))
         timer.begin()
-        for moved in self._run(PieceTable(pieces), how=how):
+        for moved in self._run(PieceTable(pieces), how=how, writes=writes):
             if moved.began_ns:
                 timer.made(*self._calls(moved))
             if moved.error:
@@ -190,10 +191,10 @@ class BatchMover:
                 raise _error(moved.error, ref, writes=writes)
         return n
 
-    def _run(self, table: PieceTable, *, how: Capability) -> list[Moved]:
+    def _run(self, table: PieceTable, *, how: Capability, writes: bool) -> list[Moved]:
         """Transfer pieces, as a store of these capabilities has it; through a ring as many at a
         time as there is depth to spare."""
-        if Capability.RINGS not in how:
+        if (Capability.WRITE_RINGS if writes else Capability.READ_RINGS) not in how:
             if Capability.AT_ONCE in how and self._spare and table.count > 1:
                 return self.transfers.run_by_crew(table, self._abort)
             return self.transfers.run(table, self._abort)
@@ -252,7 +253,7 @@ class BatchMover:
                 chunk.of.rows = _RowRange(table, first, end)
                 goes_on = partial(table.goes_on_since_ns, first, end)
             chunk.of.timer.begin_outside(goes_on)
-        results = self._run(table, how=how)
+        results = self._run(table, how=how, writes=writes)
         for piece, chunk, moved in zip(pieces, owners, results, strict=True):
             self._tell(chunk, piece, moved, writes=writes)
 

@@ -44,12 +44,16 @@ class Capability(Flag):
     DATA = auto()  # keeps the bytes (the null store does not)
     POSITIONAL = auto()  # positional calls may move them, to and from the spans of taps and sinks
     AT_ONCE = auto()  # and those of a batch, in one call, at the same time
-    RINGS = auto()  # through an io_uring
+    READ_RINGS = auto()  # reads go through an io_uring
+    WRITE_RINGS = auto()  # writes do
     WHOLE = auto()  # positional calls are all that an operation needs, but for those of `place`
     PLACED = auto()  # without taps and sinks: it is a `PlacedStore`
     FOUND_AT_ONCE = auto()  # and all of a batch are found in no time: `places`
     NOWHERE = auto()  # and are not moved at all: a rehearsal does all but the system calls
     MEMORY = auto()  # spans have no file: their offsets are addresses
+
+
+RINGS = Capability.READ_RINGS | Capability.WRITE_RINGS
 
 
 class Span(NamedTuple):

@@ -25,7 +25,7 @@ from kv_cache.tiers.base import Sink, Store, Tap
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.tiers.memory import MemoryStore
-from kv_cache.tiers.native import AbortFlag
+from kv_cache.tiers.native import AbortFlag, Transfers
 from kv_cache.tiers.null import NullStore
 from kv_cache.tiers.nvme import NvmeStore, open_storage, uring
 from kv_cache.tiers.payload import MISMATCH, Payload
@@ -184,6 +184,40 @@ def test_a_write_and_a_read_have_one_leg_each_that_counts_every_byte(
     assert whole(leg) == (tier, OpKind.WRITE, name)
     (leg,) = rig.read(ref).legs
     assert whole(leg) == (tier, OpKind.READ, name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("many", [1, 5])
+@pytest.mark.parametrize("reads", ["uring", "direct"])
+def test_each_side_goes_the_way_that_its_engine_names(
+    layout: str, many: int, reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = "direct" if reads == "uring" else "uring"
+    if (missing := uring.uring_missing()) is not None:
+        pytest.skip(missing)
+    store = open_storage(
+        tmp_path, capacity_bytes=64 * SIZE, layout=layout, engine=reads, write_engine=writes
+    )
+    rig, ways = Rig({Tier.NVME: store}, tmp_path), list[str]()
+    for name, way in (("run_at_once", "uring"), ("run", "direct"), ("share_out", "direct")):
+        call = getattr(Transfers, name)
+        monkeypatch.setattr(Transfers, name, _noted(ways, way, call))
+    refs = [rig.copy(Tier.NVME, PAGE_BYTES) for _ in range(many)]
+    for kind, engine in ((Write, writes), (Read, reads)):
+        ways.clear()
+        ops = [kind(ref, Cause.PREFILL) for ref in refs]
+        dones = rig.mover.perform_all(ops)
+        assert [leg.engine for done in dones for leg in done.legs] == [engine] * many
+        assert set(ways) == {engine}
+    store.close()
+
+
+def _noted(ways: list[str], way: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*args: Any, **named: Any) -> Any:
+        ways.append(way)
+        return call(*args, **named)
+
+    return noted
 
 
 @pytest.mark.parametrize(("source", "target"), ROUTES)

@@ -20,7 +20,7 @@ import numpy as np
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import KIB, PAGE_BYTES, SECTOR_BYTES
 from kv_cache.extensions import Catalogue, a_callable
-from kv_cache.tiers.base import Capability, Span, reason_of
+from kv_cache.tiers.base import RINGS, Capability, Span, reason_of
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme.uring import UringRegion, uring_missing
 
@@ -202,7 +202,7 @@ class Uring:
     """O_DIRECT through an io_uring of each thread, in batches."""
 
     name = "uring"
-    capabilities = Direct.capabilities | Capability.AT_ONCE | Capability.RINGS
+    capabilities = Direct.capabilities | Capability.AT_ONCE | RINGS
     open_flags = _DIRECT
     writes_need_space = False
 

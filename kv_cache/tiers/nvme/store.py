@@ -11,6 +11,7 @@ from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.tiers import native
 from kv_cache.tiers.base import (
+    RINGS,
     Capability,
     Names,
     Place,
@@ -109,7 +110,9 @@ class NvmeStore:
         self._syncer = Syncer(fsync)
         self._note = note
         self.removal = layout.removal
-        self.capabilities = reader.capabilities & writer.capabilities
+        self.capabilities = reader.capabilities & writer.capabilities & ~RINGS
+        self.capabilities |= reader.capabilities & Capability.READ_RINGS
+        self.capabilities |= writer.capabilities & Capability.WRITE_RINGS
         if fsync == "object":
             self.capabilities |= Capability.DURABLE
         self._arena = layout if isinstance(layout, Arena) else None
@@ -207,7 +210,7 @@ class NvmeStore:
 
     @property
     def _uses_rings(self) -> bool:
-        return "uring" in (self._reader.name, self._writer.name)
+        return bool(self.capabilities & RINGS)
 
 
 class _Regions:
