@@ -106,7 +106,8 @@ class PlacedObjects:
             return self._went_well(range(len(self.refs)), columns), []
         well, others = [], []
         for number, (first, end) in enumerate(zip(self._rows, self._ends, strict=True)):
-            if not all(ended[row] or errors[row] for row in range(first, end)):
+            rows_of = range(first, end)
+            if not all(ended[row] or (errors[row] and not began[row]) for row in rows_of):
                 continue
             if alike and end - first == count and not any(errors[first:end]):
                 well.append(number)

@@ -1,29 +1,74 @@
 /* The native transfers without Python, for sanitizers: threads that write, sync and read objects of one
  * file, each through a ring of its own, with a crew of all (every other one with three places for all
  * objects), or one by one, among descriptors that are none, files that end early, and stamps that are
- * wrong. Then objects of a file each, which rows open, sync, close or keep open, and rename.
+ * wrong. Then objects of a file each, which rows open, write, sync (in each mode) or read, close or keep
+ * open, and rename; and the same as a rehearsal. All along somebody else looks at the rows of all tables,
+ * as a run does that is cut off: what has ended has its outcome. In some calls he sets the abort flag.
  */
 
 #include "../../kv_cache/tiers/native/transfers.c"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 
-enum { THREADS = 4, OBJECTS = 24, PAGES = 8, ROUNDS = 60, BYTES = PAGES * PAGE };
+enum { THREADS = 4, OBJECTS = 24, PAGES = 8, ROUNDS = 24, BYTES = PAGES * PAGE, MOST_STEPS = 5 };
+enum { MOST_ROWS = OBJECTS * MOST_STEPS, NO_FD = 1 << 20 };
 
 static int file, directory;
 static char tier[THREADS * OBJECTS * BYTES]; /* in memory, of every third object, but of rings */
 static char way; /* alone, crew, ring */
 static struct crew *crew;
-static int32_t go_on = 0;
 static uint64_t words[PAGES * PAGE_WORDS];
 static const struct noise NOISE_OF_ALL = {words, PAGES};
+
+/* A table that a thread has worked off now, and what shall become of its rows. */
+struct table {
+  pthread_mutex_t lock;
+  struct piece *pieces;
+  const int64_t *wanted;
+  int64_t count;
+  int aborts; /* when the first of its rows has ended */
+  int32_t abort;
+};
+
+static struct table tables[THREADS];
+static int over;
 
 static void require(int holds, const char *what) {
   if (holds) return;
   fprintf(stderr, "%s\n", what);
   exit(1);
+}
+
+static void look_at(struct table *table) {
+  pthread_mutex_lock(&table->lock);
+  for (int64_t i = 0; i < table->count; i++) {
+    struct piece *piece = &table->pieces[i];
+    if (!__atomic_load_n(&piece->ended_ns, __ATOMIC_ACQUIRE)) continue;
+    require(piece->error == table->wanted[i], "what had ended had another outcome later");
+    if (table->aborts) __atomic_store_n(&table->abort, 1, __ATOMIC_RELAXED);
+  }
+  pthread_mutex_unlock(&table->lock);
+}
+
+static void *watch(void *argument) {
+  while (!__atomic_load_n(&over, __ATOMIC_RELAXED)) {
+    for (int i = 0; i < THREADS; i++) look_at(&tables[i]);
+    sched_yield();
+  }
+  return argument;
+}
+
+static void show(struct table *table, struct piece *pieces, const int64_t *wanted, int64_t count, int aborts) {
+  pthread_mutex_lock(&table->lock);
+  table->pieces = pieces;
+  table->wanted = wanted;
+  table->count = count;
+  table->aborts = aborts;
+  table->abort = 0;
+  pthread_mutex_unlock(&table->lock);
 }
 
 static int64_t slots_of(int thread) { return crew && thread % 2 ? 3 : OBJECTS; }
@@ -47,48 +92,124 @@ static struct piece piece_of(int thread, int object, char *memory, int flags) {
   return piece;
 }
 
-static void transfer(struct ring *ring, int thread, struct piece *pieces, int64_t count) {
+/* Work off a table, of which each row shall end as is wanted, or be aborted. */
+static void transfer(struct ring *ring, int thread, struct piece *pieces, const int64_t *wanted, int64_t count,
+                     int aborts) {
   int64_t slots = slots_of(thread), apart = slots == OBJECTS ? 0 : BYTES;
+  struct table *table = &tables[thread];
+  show(table, pieces, wanted, count, aborts);
   if (ring)
-    require(!kv_transfer_many(ring, pieces, count, 8, &go_on, &NOISE_OF_ALL), "the ring failed");
+    require(!kv_transfer_many(ring, pieces, count, 8, &table->abort, &NOISE_OF_ALL), "the ring failed");
   else if (crew)
-    kv_transfer_by_crew(crew, pieces, count, apart, slots, &go_on, &NOISE_OF_ALL);
+    kv_transfer_by_crew(crew, pieces, count, apart, slots, &table->abort, &NOISE_OF_ALL);
   else
-    kv_transfer(pieces, count, &go_on, &NOISE_OF_ALL);
+    kv_transfer(pieces, count, &table->abort, &NOISE_OF_ALL);
+  show(table, NULL, NULL, 0, 0);
+  for (int64_t i = 0; i < count; i++)
+    require(pieces[i].error == wanted[i] || (aborts && pieces[i].error == ABORTED), "another end of a row");
 }
 
-/* Every third file stays open, every fourth cannot be written. */
-static void objects_of_a_file_each(int thread, char *memory) {
-  enum { STEPS_OF_ONE = 4 + 1 };
-  const int steps[STEPS_OF_ONE] = {OPEN, WRITE | STAMPED, SYNC, CLOSE, RENAME};
-  struct piece pieces[OBJECTS * STEPS_OF_ONE];
+/* The rows of files of objects each: of `steps`, and with the outcomes `failed` where one in four fails. */
+struct files {
+  struct piece pieces[MOST_ROWS];
+  int64_t wanted[MOST_ROWS];
   char names[OBJECTS][2][32];
-  for (int i = 0; i < OBJECTS; i++)
-    for (int k = 0; k < STEPS_OF_ONE; k++) {
-      struct piece *piece = &pieces[i * STEPS_OF_ONE + k];
-      *piece = piece_of(thread, i, memory, steps[k]);
+  int count;
+};
+
+static void lay_out(struct files *files, int thread, char *memory, const int *steps, const int64_t *failed, int beside) {
+  files->count = 0;
+  for (int i = 0; i < OBJECTS; i++) {
+    snprintf(files->names[i][0], sizeof files->names[i][0], "%d-%d.tmp", thread, i);
+    snprintf(files->names[i][1], sizeof files->names[i][1], "%d-%d", thread, i);
+    for (int k = 0; k < MOST_STEPS && steps[k] >= 0; k++, files->count++) {
+      struct piece *piece = &files->pieces[files->count];
+      files->wanted[files->count] = i % 4 || beside ? 0 : failed[k];
+      *piece = piece_of(thread, i, memory, steps[k] | beside);
       piece->flags &= ~MEMORY;
-      if (piece->flags & WRITE) {
+      piece->fd = directory;
+      if (!(piece->flags & STEPS)) {
+        piece->fd = -1;
         piece->offset = i % 4 ? 0 : -1;
         continue;
       }
-      snprintf(names[i][0], sizeof names[i][0], "%d-%d.tmp", thread, i);
-      snprintf(names[i][1], sizeof names[i][1], "%d-%d", thread, i);
-      piece->fd = directory;
-      piece->address = (uint64_t)(uintptr_t)names[i][0];
-      piece->base[0] = (uint64_t)(uintptr_t)names[i][1];
-      piece->offset = O_CREAT | O_TRUNC | O_WRONLY;
+      piece->address = (uint64_t)(uintptr_t)files->names[i][!(steps[1] & WRITE)];
+      piece->base[0] = (uint64_t)(uintptr_t)files->names[i][1];
+      piece->offset = steps[1] & WRITE ? O_CREAT | O_TRUNC | O_WRONLY : O_RDONLY;
       piece->nbytes = 0600;
-      if (piece->flags & CLOSE && i % 3 == 0) piece->flags |= KEEP;
     }
-  transfer(NULL, thread, pieces, OBJECTS * STEPS_OF_ONE);
-  for (int i = 0; i < OBJECTS; i++) {
-    const int64_t *wanted = (const int64_t[2][STEPS_OF_ONE]){{0, EINVAL, LEFT_OUT, 0, LEFT_OUT}, {0}}[i % 4 != 0];
-    for (int k = 0; k < STEPS_OF_ONE; k++)
-      require(pieces[i * STEPS_OF_ONE + k].error == wanted[k], "another end of a step of a file");
-    if (i % 3 == 0) require(!close((int)pieces[i * STEPS_OF_ONE + 3].moved), "what stays open is not");
-    require(!unlinkat(directory, names[i][i % 4 != 0], 0), "no file of that name");
   }
+}
+
+static void close_kept(const struct files *files) {
+  for (int i = 0; i < files->count; i++)
+    if (files->pieces[i].flags & KEEP && files->pieces[i].moved)
+      require(!close((int)files->pieces[i].moved), "what stays open is not");
+}
+
+static void remove_all(const struct files *files) {
+  for (int i = 0; i < OBJECTS; i++)
+    for (int k = 0; k < 2; k++) unlinkat(directory, files->names[i][k], 0);
+}
+
+/* Files that are written with a sync each, with none, or stay open to be synced later, and are read then.
+ * Every fourth cannot be written, so that there is none to read. */
+static void objects_of_a_file_each(int thread, char *memory, int mode, int aborts) {
+  enum { W = WRITE | STAMPED, END = -1 };
+  static const int writes[3][MOST_STEPS] = {
+      {OPEN, W, SYNC, CLOSE, RENAME}, {OPEN, W, CLOSE, RENAME, END}, {OPEN, W, CLOSE | KEEP, RENAME, END}};
+  static const int64_t unwritten[3][MOST_STEPS] = {
+      {0, EINVAL, LEFT_OUT, 0, LEFT_OUT}, {0, EINVAL, 0, LEFT_OUT}, {0, EINVAL, 0, LEFT_OUT}};
+  static const int reads[MOST_STEPS] = {OPEN, STAMPED | NOISE, CLOSE, END, 0};
+  static const int64_t unread[MOST_STEPS] = {ENOENT, LEFT_OUT, LEFT_OUT};
+  struct files files;
+  for (int i = 0; i < OBJECTS; i++) memcpy(memory + i * BYTES, words, BYTES);
+  lay_out(&files, thread, memory, writes[mode], unwritten[mode], 0);
+  transfer(NULL, thread, files.pieces, files.wanted, files.count, aborts);
+  close_kept(&files);
+  if (!aborts) {
+    memset(memory, 0, OBJECTS * BYTES);
+    lay_out(&files, thread, memory, reads, unread, 0);
+    transfer(NULL, thread, files.pieces, files.wanted, files.count, 0);
+  }
+  remove_all(&files);
+  lay_out(&files, thread, memory, writes[mode], unwritten[mode], NOWHERE);
+  transfer(NULL, thread, files.pieces, files.wanted, files.count, aborts);
+  lay_out(&files, thread, memory, reads, unread, NOWHERE);
+  transfer(NULL, thread, files.pieces, files.wanted, files.count, aborts);
+}
+
+/* Objects of the one file, and of memory, that are written, synced and read. */
+static void objects_of_one_file(struct ring *ring, int thread, char *memory, unsigned *seed, int aborts) {
+  struct piece pieces[OBJECTS], stores[2 * OBJECTS] = {{0}};
+  int64_t wanted[2 * OBJECTS] = {0};
+  for (int i = 0; i < OBJECTS; i++) {
+    memcpy(memory + i * BYTES, words, BYTES);
+    stores[2 * i] = piece_of(thread, i, memory, WRITE | STAMPED);
+    stores[2 * i + 1].object = i;
+    stores[2 * i + 1].flags = SYNC;
+    stores[2 * i + 1].fd = i == OBJECTS / 2 ? NO_FD : file;
+    wanted[2 * i + 1] = i == OBJECTS / 2 ? EBADF : 0;
+  }
+  transfer(ring, thread, stores, wanted, 2 * OBJECTS, aborts);
+  if (aborts) return;
+  static const int64_t ends[] = {0, EBADF, SHORT, WRONG, 0};
+  for (int i = 0; i < OBJECTS; i++) {
+    pieces[i] = piece_of(thread, i, memory, STAMPED | NOISE);
+    int fault = pieces[i].flags & MEMORY ? 3 + rand_r(seed) % 2 : rand_r(seed) % 5;
+    if (fault == 1) pieces[i].fd = NO_FD;
+    if (fault == 2) pieces[i].offset = (int64_t)1 << 40;
+    if (fault == 3) pieces[i].base[rand_r(seed) % 3]++;
+    wanted[i] = ends[fault];
+  }
+  memset(memory, 0, OBJECTS * BYTES);
+  transfer(ring, thread, pieces, wanted, OBJECTS, 0);
+  for (int i = 0; i < OBJECTS; i++) {
+    pieces[i] = piece_of(thread, i, memory, STAMPED | NOISE | NOWHERE);
+    pieces[i].fd = -1;
+    wanted[i] = 0;
+  }
+  transfer(ring, thread, pieces, wanted, OBJECTS, 0);
 }
 
 static void *work(void *argument) {
@@ -98,35 +219,20 @@ static void *work(void *argument) {
   struct ring *ring = NULL;
   require(way != 'r' || !kv_ring_open(8, &ring), "no ring");
   for (int round = 0; round < ROUNDS; round++) {
-    struct piece pieces[OBJECTS], stores[2 * OBJECTS] = {{0}};
-    for (int i = 0; i < OBJECTS; i++) {
-      memcpy(memory + i * BYTES, words, BYTES);
-      stores[2 * i] = piece_of(thread, i, memory, WRITE | STAMPED);
-      stores[2 * i + 1].object = i;
-      stores[2 * i + 1].flags = SYNC;
-      stores[2 * i + 1].fd = i == OBJECTS / 2 ? 1 << 20 : file;
-    }
-    transfer(ring, thread, stores, 2 * OBJECTS);
-    for (int i = 0; i < 2 * OBJECTS; i++)
-      require(stores[i].error == (i == OBJECTS + 1 ? EBADF : 0), "a write or a sync failed");
-    int faults[OBJECTS];
-    for (int i = 0; i < OBJECTS; i++) {
-      pieces[i] = piece_of(thread, i, memory, STAMPED | NOISE);
-      faults[i] = pieces[i].flags & MEMORY ? 3 + rand_r(&seed) % 2 : rand_r(&seed) % 5;
-      if (faults[i] == 1) pieces[i].fd = 1 << 20;
-      if (faults[i] == 2) pieces[i].offset = (int64_t)1 << 40;
-      if (faults[i] == 3) pieces[i].base[rand_r(&seed) % 3]++;
-    }
-    memset(memory, 0, OBJECTS * BYTES);
-    transfer(ring, thread, pieces, OBJECTS);
-    const int64_t wanted[] = {0, EBADF, SHORT, WRONG, 0};
-    for (int i = 0; i < OBJECTS; i++)
-      require(pieces[i].error == wanted[faults[i]], "another error than the one that was made");
+    objects_of_one_file(ring, thread, memory, &seed, round % 4 == 3);
+    if (!ring) objects_of_a_file_each(thread, memory, round % 3, round % 4 == 3);
   }
-  for (int round = 0; !ring && round < ROUNDS; round++) objects_of_a_file_each(thread, memory);
   if (ring) kv_ring_close(ring);
   free(memory);
   return NULL;
+}
+
+static int descriptors(void) {
+  int count = 0;
+  DIR *all = opendir("/proc/self/fd");
+  while (readdir(all)) count++;
+  closedir(all);
+  return count;
 }
 
 int main(int count, char **arguments) {
@@ -138,9 +244,15 @@ int main(int count, char **arguments) {
   require(file >= 0, "no file");
   require(way != 'c' || !kv_crew_open(3, &crew), "no crew");
   for (int i = 0; i < PAGES * PAGE_WORDS; i++) words[i] = (uint64_t)i * STEP[1];
-  pthread_t threads[THREADS];
+  int before = descriptors();
+  pthread_t threads[THREADS], watcher;
+  for (int i = 0; i < THREADS; i++) pthread_mutex_init(&tables[i].lock, NULL);
+  pthread_create(&watcher, NULL, watch, NULL);
   for (intptr_t i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, work, (void *)i);
   for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+  __atomic_store_n(&over, 1, __ATOMIC_RELAXED);
+  pthread_join(watcher, NULL);
+  require(descriptors() == before, "a descriptor was not closed");
   if (crew) kv_crew_close(crew);
   return 0;
 }

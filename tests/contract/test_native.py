@@ -341,6 +341,22 @@ def test_files_that_are_open_are_synced_when_all_of_their_object_is_written(rig:
         os.close(fd)
 
 
+@pytest.mark.parametrize(
+    ("began_ns", "ended_ns", "error", "over"),
+    [(0, 0, 0, False), (5, 0, 0, False), (5, 9, 0, True), (5, 0, errno.EIO, False),
+     (5, 9, errno.EIO, True), (0, 0, LEFT_OUT, True)],
+)  # fmt: skip
+def test_a_row_is_over_when_it_has_ended_or_was_left_out(
+    began_ns: int, ended_ns: int, error: int, over: bool
+) -> None:
+    """An error is noted before the end is, by a thread that others look at."""
+    table = PieceTable([Piece(0, Does.READ, NO_FD, 0, 1, 0, 0, 0, 0)])
+    row = np.frombuffer(memoryview(table.memory), native.ROW)
+    row["began_ns"], row["ended_ns"], row["error"] = began_ns, ended_ns, error
+    assert table.are_over(0, 1) is over
+    assert table.goes_on_since_ns(0, 1) == (0 if over else began_ns)
+
+
 def test_once_aborted_nothing_is_begun(rig: Rig) -> None:
     rig.store([1, 1])
     rig.abort.set()

@@ -126,7 +126,10 @@ class PieceTable:
 
     def are_over(self, first: int, end: int) -> bool:
         """Return whether each of such rows has ended, or was left out."""
-        return all(moved.ended_ns or moved.error for _, moved in map(self.row, range(first, end)))
+        return all(
+            moved.ended_ns or (moved.error and not moved.began_ns)
+            for _, moved in map(self.row, range(first, end))
+        )
 
     def columns(self) -> list[list[int]]:
         """Return what became of all pieces, by the fields of `Moved`."""

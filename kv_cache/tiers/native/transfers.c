@@ -120,9 +120,9 @@ static void take(struct piece *piece, const struct noise *noise) {
   piece->host_ns = now_ns() - taken_ns;
 }
 
-/* What a piece came to whose calls ended with `error` at `ended_ns`. */
+/* What a piece came to whose calls ended with `error` at `ended_ns`: the last that is written of a row,
+ * as whoever reads it meanwhile takes what has ended for what it came to. */
 static void end(struct piece *piece, int64_t error, int64_t ended_ns, const struct noise *noise) {
-  piece->ended_ns = ended_ns;
   if (!error && !(piece->flags & WRITE) && piece->flags & (STAMPED | NOISE)) {
     int64_t taken_ns = now_ns();
     if (piece->flags & STAMPED && !has_stamps(piece)) error = WRONG;
@@ -130,6 +130,7 @@ static void end(struct piece *piece, int64_t error, int64_t ended_ns, const stru
     piece->host_ns += now_ns() - taken_ns;
   }
   piece->error = error;
+  __atomic_store_n(&piece->ended_ns, ended_ns, __ATOMIC_RELEASE);
 }
 
 static int stopped(const int32_t *abort) { return __atomic_load_n(abort, __ATOMIC_RELAXED); }
