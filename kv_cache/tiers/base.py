@@ -156,6 +156,7 @@ class Place(NamedTuple):
     sync: Sequence[int] = ()  # descriptors, when it is written
     keep: bool = False  # when it is written, `synced_with`
     ends: bool = False  # a write by `complete`
+    memory: object = None  # that spans without a file are in, kept as long as this is
 
 
 class PlacedStore(Store, Protocol):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kv_cache.core.effect import CopyRef, MetadataStep
+from kv_cache.core.effect import VANISHED, CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
-from kv_cache.tiers.base import FREE, Capability, Span
+from kv_cache.tiers.base import FREE, Capability, Place, Span
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.extents import Extent, Extents
 
@@ -45,22 +45,28 @@ class ArenaStore(ABC):
     def copy_out(self, at: int, into: memoryview) -> None: ...
 
     def create(self, ref: CopyRef) -> "_ArenaObject":
+        return _ArenaObject(self, ref, self._take(ref))
+
+    def open(self, ref: CopyRef) -> "_ArenaObject":
+        return _ArenaObject(self, ref, self._find(ref))
+
+    def _take(self, ref: CopyRef) -> list[Extent]:
         extents = self._extents.take(ref.nbytes)
         with self._lock:
             self._objects[ref.copy_id] = extents
-        return _ArenaObject(self, ref, extents)
+        return extents
 
-    def open(self, ref: CopyRef) -> "_ArenaObject":
+    def _find(self, ref: CopyRef) -> list[Extent]:
         extents = self._objects.get(ref.copy_id)
         if extents is None:
-            raise StoreError("vanished", f"copy {ref.copy_id} is not in the buffer")
-        return _ArenaObject(self, ref, extents)
+            raise StoreError(VANISHED, f"copy {ref.copy_id} is not in the buffer")
+        return extents
 
     def delete(self, ref: CopyRef) -> None:
         with self._lock:
             extents = self._objects.pop(ref.copy_id, None)
         if extents is None:
-            raise StoreError("vanished", f"copy {ref.copy_id} is not in the buffer")
+            raise StoreError(VANISHED, f"copy {ref.copy_id} is not in the buffer")
         self._extents.give(extents)
 
 
@@ -91,10 +97,33 @@ class MemoryStore(ArenaStore):
         self.engine = "emulated-in-ram" if emulated else "ram"
         self.capabilities = Capability.DATA | Capability.MEMORY
         self.capabilities |= Capability.POSITIONAL | Capability.WHOLE
+        self.capabilities |= Capability.PLACED | Capability.FOUND_AT_ONCE
         if emulated:
             self.capabilities |= Capability.EMULATED
         self._arena = aligned_bytes(capacity)
         self._address: int = self._arena.ctypes.data
+
+    def place(self, ref: CopyRef, *, writes: bool) -> Place:
+        extents = self._take(ref) if writes else self._find(ref)
+        return Place(self.spans(extents), (), self.engine, memory=self._arena)
+
+    def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
+        placed: list[Place | StoreError] = []
+        for ref in refs:
+            try:
+                placed.append(self.place(ref, writes=writes))
+            except StoreError as error:
+                placed.append(error)
+        return placed
+
+    def synced_with(self, ref: CopyRef, spans: Sequence[Span], fd: int | None) -> None:
+        return None
+
+    def complete(self, ref: CopyRef, spans: Sequence[Span]) -> Sequence[MetadataStep]:
+        return ()
+
+    def give_up(self, ref: CopyRef, spans: Sequence[Span]) -> None:
+        self.delete(ref)
 
     def touch(self, stopped: Callable[[], bool]) -> None:
         """Have every page now, so that the run measures copies and not page faults; may take a
