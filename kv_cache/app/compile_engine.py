@@ -24,6 +24,7 @@ from kv_cache.installing import install_hint
 
 _LOOK_S = 0.2
 _PATIENCE_S = 3.0
+_LINES_SHOWN = 10  # of what the compiler said last
 _SETUP = """
 from mypyc.build import mypycify
 from setuptools import setup
@@ -111,11 +112,11 @@ def _compile(work: Path, libraries: Path, stop: Interrupts) -> None:
     )
     texts = [str(Path(*name.split(".")).with_suffix(".py")) for name in module_names()]
     (work / "setup.py").write_text(_SETUP.format(modules=texts))
-    errors = work / "errors.txt"
+    errors = work / "errors.txt"  # of both: mypy says on stdout what it finds
     with errors.open("w") as out:
         compiler = subprocess.Popen(
             [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
-            cwd=work, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=out,
+            cwd=work, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": "", "TMPDIR": str(work)}, start_new_session=True,
         )  # fmt: skip
         try:
@@ -126,10 +127,11 @@ def _compile(work: Path, libraries: Path, stop: Interrupts) -> None:
     if stop.came:
         return
     if compiler.returncode:
-        last = (errors.read_text(errors="replace").strip() or "without a message").splitlines()[-1]
+        said = errors.read_text(errors="replace").strip() or "nothing"
         raise UsageError(
-            f"compile failed ({last}); it needs gcc or clang and mypy's compiler: "
-            f"{install_hint('fast')}"
+            "compile failed; it needs gcc or clang and mypy's compiler: "
+            f"{install_hint('fast')}\nIt said last:\n"
+            + "\n".join(said.splitlines()[-_LINES_SHOWN:])
         )
     for library in (*work.glob("*.so"), *(work / "kv_cache").rglob("*.so")):
         target = libraries / library.relative_to(work)

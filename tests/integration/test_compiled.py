@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from kv_cache.app import compile_engine
 from kv_cache.app.compiled import MODULES
+from kv_cache.core.errors import UsageError
 from kv_cache.lab.variants import USUAL
 from kv_cache.policy import eviction
 from tests.cli import command, environment
@@ -112,6 +114,23 @@ def test_without_a_c_compiler_one_sentence_says_what_is_missing(tmp_path: Path) 
     assert done.returncode == 2
     assert "compile needs a C compiler" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@compiles
+@has_mypyc
+def test_a_compile_that_fails_shows_what_the_compiler_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "root" / "kv_cache"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "wrong.py").write_text("def number() -> int:\n    return nowhere\n")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(compile_engine, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(compile_engine, "module_names", lambda: ["kv_cache.wrong"])
+    with pytest.raises(UsageError, match=r'wrong\.py:2: error: Name "nowhere" is not defined'):
+        compile_engine.compile_engine()
+    assert not list((tmp_path / "cache" / "kv-cache").iterdir())
 
 
 @compiles
