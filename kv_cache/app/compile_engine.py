@@ -127,11 +127,11 @@ def _compile(work: Path, libraries: Path, stop: Interrupts) -> None:
     if stop.came:
         return
     if compiler.returncode:
-        said = errors.read_text(errors="replace").strip() or "nothing"
+        text = errors.read_text(errors="replace").strip() or "nothing"
         raise UsageError(
             "compile failed; it needs gcc or clang and mypy's compiler: "
             f"{install_hint('fast')}\nIt said last:\n"
-            + "\n".join(said.splitlines()[-_LINES_SHOWN:])
+            + "\n".join(text.splitlines()[-_LINES_SHOWN:])
         )
     for library in (*work.glob("*.so"), *(work / "kv_cache").rglob("*.so")):
         target = libraries / library.relative_to(work)

@@ -10,12 +10,14 @@ import pickle
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
+from threading import Timer
 from typing import Any
 
 import psutil
@@ -26,6 +28,7 @@ from kv_cache.bench.linux import usable_cpus
 from kv_cache.core.errors import UsageError
 
 _LOOK_S = 0.1
+_PATIENCE_S = 3.0  # with parts that are to end and do not look
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 Progress = Callable[[int], None]
@@ -84,8 +87,8 @@ class Cores:
 
     def _ended(self, future: "Future[Any]", caught: Interrupts, progress: Progress) -> Any:
         while True:
-            if caught.came:
-                self._stop.value = 1
+            if caught.came and not future.done():
+                raise StoppedError
             progress(self._count.value)
             with suppress(TimeoutError):
                 return future.result(_LOOK_S)
@@ -112,6 +115,7 @@ def cores(processes: int, prepare: Callable[..., Any], *arguments: Any) -> Itera
     stop, count = spawning.Value("b", 0, lock=False), spawning.Value("q", 0)
     # As bytes, so that nothing is imported before it is known whether it is compiled.
     prepared = pickle.dumps((prepare, arguments))
+    before = set(active_children())
     pool = ProcessPoolExecutor(
         processes, mp_context=spawning, initializer=_begin,
         initargs=(os.getpid(), compiled.engine_name() == "compiled", stop, count, prepared),
@@ -120,7 +124,17 @@ def cores(processes: int, prepare: Callable[..., Any], *arguments: Any) -> Itera
         yield Cores(pool, processes, stop, count)
     finally:
         stop.value = 1
+        impatient = Timer(_PATIENCE_S, _kill_but, (before,))
+        impatient.start()
         pool.shutdown(cancel_futures=True)
+        impatient.cancel()
+
+
+def _kill_but(before: Collection[BaseProcess]) -> None:
+    """Kill the processes of a pool that is over."""
+    for process in active_children():
+        if process not in before:
+            process.kill()
 
 
 # --- in a process that works -----------------------------------------------------------------

@@ -1,14 +1,16 @@
 """What cache policies find in a trace, in what synthetic users ask, or in synthetic patterns, at
 many capacities. There is no time: nothing is measured and nothing is served."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
 
 from kv_cache.app.compiled import require_pure
-from kv_cache.app.lab_cases import Drawn, PolicyComparison
+from kv_cache.app.cores import StoppedError
+from kv_cache.app.lab_cases import PolicyComparison
+from kv_cache.app.lab_replays import Drawn, LabComparison, replay_all
 from kv_cache.app.lab_tiers import NONE, PREFETCHES, TierComparison, tiers_of
 from kv_cache.app.study_files import (
     Document,
@@ -141,14 +143,12 @@ _SHAPE = ("seeds", "pages", "length", "block_kib", "size_spread")
 """Options of patterns alone, in the order of the document."""
 
 
-Comparison = PolicyComparison | TierComparison
-
-
 class PatternSource(Struct, frozen=True, kw_only=True):
-    """The patterns that are drawn, with the seed of the first."""
+    """The patterns that are drawn, with the seed of the first. `progress`: whether it is shown."""
 
     names: Sequence[str]
     seed: int
+    progress: bool
 
 
 def configured(options: LabOptions, invocation: Invocation) -> TraceSource | PatternSource:
@@ -179,8 +179,8 @@ def lab(
 
     def study() -> Document:
         if isinstance(source, PatternSource):
-            return _patterns_document(options, source, comparison)
-        return _trace_document(source.open(progress), comparison)
+            return _patterns_document(options, source, comparison, caught, progress)
+        return _trace_document(source.open(progress), comparison, caught, progress)
 
     document = unless_stopped(caught, study)
     return None if document is None else write_files(files, document, caught)
@@ -204,7 +204,7 @@ def planned_lab(options: LabOptions, source: TraceSource | PatternSource) -> Vie
 
 def _checked(
     options: LabOptions, source: TraceSource | PatternSource
-) -> tuple[Comparison, Sequence[StudyFile]]:
+) -> tuple[PolicyComparison | TierComparison, Sequence[StudyFile]]:
     comparison, files = _comparison(options), _files(options)
     trace = source.config.trace_path() if isinstance(source, TraceSource) else None
     check_files(files, {} if trace is None else {"the trace": trace})
@@ -218,7 +218,7 @@ class _StudyStoppedError(BaseException):
 
 def unless_stopped(caught: Interrupts, study: Callable[[], Document]) -> Document | None:
     """Return what `study` returns, or None if a signal came. There is nothing to put away on the
-    way, so that a signal may end it at any place."""
+    way, so that a signal may end it at any place but where it takes that over (processes)."""
 
     def stop() -> None:
         raise _StudyStoppedError  # each time: within a finaliser the first would be lost
@@ -226,7 +226,7 @@ def unless_stopped(caught: Interrupts, study: Callable[[], Document]) -> Documen
     caught.on_signal = stop
     try:
         return None if caught.came else study()
-    except _StudyStoppedError:
+    except (_StudyStoppedError, StoppedError):
         return None
     finally:
         caught.on_signal = ignore  # what is being written will be whole
@@ -235,7 +235,7 @@ def unless_stopped(caught: Interrupts, study: Callable[[], Document]) -> Documen
 # --- what is compared ------------------------------------------------------------------------
 
 
-def _comparison(options: LabOptions) -> Comparison:
+def _comparison(options: LabOptions) -> PolicyComparison | TierComparison:
     """Raises ConfigError."""
     if options.tiers is not None:
         return _tier_comparison(options, options.tiers)
@@ -381,7 +381,24 @@ def _refuse_tiers(invocation: Invocation) -> None:
             )
 
 
-def _trace_document(stream: RequestStream, comparison: Comparison) -> Document:
+class _OneSequence(Struct, frozen=True, kw_only=True):
+    """A trace, or what users ask."""
+
+    names: Sequence[str]
+    element_bits: int
+    sequence: Drawn
+    seeds: int = 1
+
+    def drawn(self, case: int, number: int) -> Drawn:
+        return self.sequence
+
+
+def _trace_document(
+    stream: RequestStream,
+    comparison: PolicyComparison | TierComparison,
+    caught: Interrupts,
+    progress: Progress,
+) -> Document:
     """Raises TraceError and ConfigError."""
     seed = stream.config.run.seed or SEED
     accesses = gathered(stream.plan())
@@ -401,8 +418,10 @@ def _trace_document(stream: RequestStream, comparison: Comparison) -> Document:
         )
     bits = DTYPE_BITS[stream.model.dtype]
     sequence = Drawn(seed=Seed(seed).child("lab"), accesses=accesses)
+    sequences = _OneSequence(names=[name], element_bits=bits, sequence=sequence)
+    (results,) = replay_all(comparison, sequences, caught, progress)
     return comparison.document(
-        [comparison.case(name, [sequence], bits, None)],
+        [comparison.case(name, results, None)],
         seed=seed,
         source={"requests": accesses.requests, **source},
         element_bits=bits,
@@ -420,22 +439,44 @@ def _pattern_source(options: LabOptions, names: str, invocation: Invocation) -> 
         if unwanted:
             raise ConfigError(f"{flag} and --pattern are both given; keep one of them")
     overrides = dict(invocation.overrides)
-    seed = overrides.pop("run.seed", SEED)
+    seed, progress = overrides.pop("run.seed", SEED), overrides.pop("output.progress", True)
     for path in ("--config", *overrides) if invocation.config_path else overrides:
         raise ConfigError(f"{path} says nothing of a pattern; leave its option out")
     known = list(PATTERNS)
     chosen = known if names == ALL else _names(names, known, "--pattern", "pattern")
-    return PatternSource(names=chosen, seed=int(seed))
+    return PatternSource(names=chosen, seed=int(seed), progress=bool(progress))
+
+
+class _PatternSequences(Struct, frozen=True, kw_only=True):
+    """Each pattern with each seed."""
+
+    options: LabOptions
+    seed: int
+    names: Sequence[str]
+    element_bits: int = _PATTERN_BITS
+
+    @property
+    def seeds(self) -> int:
+        return self.options.seeds
+
+    def drawn(self, case: int, number: int) -> Drawn:
+        """Raises ConfigError."""
+        options = self.options
+        return draw_pattern(
+            self.names[case], self.seed, number, pages=options.pages, length=options.length,
+            nbytes=round(options.block_kib * KIB), spread=options.size_spread,
+        )  # fmt: skip
 
 
 def _patterns_document(
-    options: LabOptions, source: PatternSource, comparison: Comparison
-) -> Document:
+    options: LabOptions, source: PatternSource, comparison: LabComparison, caught: Interrupts,
+    progress: Progress,
+) -> Document:  # fmt: skip
+    sequences = _PatternSequences(options=options, seed=source.seed, names=source.names)
+    results = replay_all(comparison, sequences, caught, progress)
     cases = [
-        comparison.case(
-            name, list(_sequences(name, source.seed, options)), _PATTERN_BITS, PATTERNS[name]
-        )
-        for name in source.names
+        comparison.case(name, of_case, PATTERNS[name])
+        for name, of_case in zip(source.names, results, strict=True)
     ]
     shape = {name: getattr(options, name) for name in _SHAPE}
     return comparison.document(
@@ -445,15 +486,6 @@ def _patterns_document(
         element_bits=_PATTERN_BITS,
         config=None,
     )
-
-
-def _sequences(name: str, seed: int, options: LabOptions) -> Iterator[Drawn]:
-    """Draw a pattern with each seed. Raises ConfigError."""
-    for number in range(options.seeds):
-        yield draw_pattern(
-            name, seed, number, pages=options.pages, length=options.length,
-            nbytes=round(options.block_kib * KIB), spread=options.size_spread,
-        )  # fmt: skip
 
 
 def draw_pattern(

@@ -1,32 +1,22 @@
 """What `lab` compares, and its numbers for one trace or one pattern as rows of the document."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from itertools import product
 from statistics import fmean
-from typing import Any
 
 from msgspec import Struct, to_builtins
 
 from kv_cache.app.compiled import engine_name
+from kv_cache.app.lab_replays import Drawn, Found, Row
 from kv_cache.app.study_files import Document
-from kv_cache.core.seed import Seed
-from kv_cache.lab.accesses import Accesses
 from kv_cache.lab.capacity import Capacity
 from kv_cache.lab.patterns import Pattern
 from kv_cache.lab.residency import Residency
-from kv_cache.lab.study import Base, Study, study
+from kv_cache.lab.study import Base, Replays, Study, StudyFrame, StudyRow, rows_of
 from kv_cache.lab.table import LabTable, table_of
 from kv_cache.lab.variants import PolicyVariant
 from kv_cache.result.lab import OWN, lab_document
-
-Row = dict[str, Any]
-
-
-class Drawn(Struct, frozen=True, kw_only=True):
-    """A sequence of accesses, and the seed of what is drawn while it is replayed."""
-
-    seed: Seed
-    accesses: Accesses
 
 
 class PolicyComparison(Struct, frozen=True, kw_only=True):
@@ -44,35 +34,41 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
         """How often each sequence is replayed, without bounds."""
         return len(self.variants) * len(self.capacities) * len(self.residencies)
 
-    def case(
-        self, name: str, sequences: Sequence[Drawn], element_bits: int, pattern: Pattern | None
-    ) -> Row:
+    @property
+    def parts(self) -> int:
+        """What a study has beside its rows, and each row, of each residency."""
+        return len(self.residencies) * self._of_residency
+
+    @property
+    def _of_residency(self) -> int:
+        return 1 + len(self.capacities) * len(rows_of(self.variants, refusing=self.refusing))
+
+    def of_sequence(
+        self, drawn: Drawn, element_bits: int, on_part: Callable[[], None]
+    ) -> "_PolicyReplays":
+        return _PolicyReplays(self, drawn, element_bits, on_part)
+
+    def case(self, name: str, found: Sequence[Found], pattern: Pattern | None) -> Row:
         """Return the tables of one trace, or of all seeds of a pattern: one for each residency."""
         studies: list[Study] = []
         tables = []
-        for residency in self.residencies:
-            studies = [self._study(each, residency, element_bits) for each in sequences]
+        step = self._of_residency
+        for place, residency in enumerate(self.residencies):
+            frames, *rows = zip(*(each[place * step :][:step] for each in found), strict=True)
+            studies = [
+                frame.study(ranked)
+                for frame, ranked in zip(frames, zip(*rows, strict=True), strict=True)
+            ]
             tables.append(self._table(studies, residency, pattern))
-        sizes = {each.accesses.size for each in sequences}
+        sizes = {each[0].size for each in found}
         base = _mean([each.base for each in studies])
         return {
             "name": name,
             "pattern": None if pattern is None else pattern.about,
-            "seeds": len(sequences),
+            "seeds": len(found),
             "base": base | {"block_bytes": sizes.pop() if len(sizes) == 1 else None},
             "tables": to_builtins(tables),
         }
-
-    def _study(self, drawn: Drawn, residency: Residency | None, element_bits: int) -> Study:
-        accesses = drawn.accesses
-        return study(
-            accesses,
-            self.variants,
-            [each.room_bytes(accesses) for each in self.capacities],
-            seed=drawn.seed,
-            stored=None if residency is None else residency.sizes(accesses.sizes, element_bits),
-            refusing=self.refusing,
-        )
 
     def _table(
         self, studies: Sequence[Study], residency: Residency | None, pattern: Pattern | None
@@ -109,6 +105,45 @@ class PolicyComparison(Struct, frozen=True, kw_only=True):
             "cost_ns": residency.cost_ns,
             "cost_source": None if residency.cost_ns is None else self.cost_source,
         }
+
+
+class _PolicyReplays:
+    """Frame and rows of each residency, in the order of the comparison."""
+
+    def __init__(
+        self,
+        comparison: PolicyComparison,
+        drawn: Drawn,
+        element_bits: int,
+        on_part: Callable[[], None],
+    ) -> None:
+        self._comparison, self._drawn, self._bits = comparison, drawn, element_bits
+        self._on_part = on_part
+        self._rooms = [each.room_bytes(drawn.accesses) for each in comparison.capacities]
+        policies = rows_of(comparison.variants, refusing=comparison.refusing)
+        self._rows = list(product(self._rooms, policies))
+        self._place = -1
+        self._replays: Replays | None = None
+
+    def part(self, number: int) -> StudyFrame | StudyRow:
+        place, row = divmod(number, 1 + len(self._rows))
+        replays = self._of_residency(place)
+        if not row:
+            return replays.frame(self._rooms)
+        room, policy = self._rows[row - 1]
+        return replays.row(policy, room)
+
+    def _of_residency(self, place: int) -> Replays:
+        if self._replays is None or self._place != place:
+            residency, accesses = self._comparison.residencies[place], self._drawn.accesses
+            self._replays = Replays(
+                accesses,
+                seed=self._drawn.seed,
+                stored=None if residency is None else residency.sizes(accesses.sizes, self._bits),
+                on_part=self._on_part,
+            )
+            self._place = place
+        return self._replays
 
 
 def _mean(bases: Sequence[Base]) -> Row:

@@ -5,12 +5,12 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import product
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct, to_builtins
 
 from kv_cache.app.compiled import engine_name
-from kv_cache.app.lab_cases import Drawn, Row
+from kv_cache.app.lab_replays import Drawn, Found, Row
 from kv_cache.app.study_files import Document
 from kv_cache.core.errors import ConfigError
 from kv_cache.lab.accesses import Accesses
@@ -102,34 +102,37 @@ class TierComparison(Struct, frozen=True, kw_only=True):
             count *= len(each)
         return count
 
-    def case(
-        self, name: str, sequences: Sequence[Drawn], element_bits: int, pattern: Pattern | None
-    ) -> Row:
+    @property
+    def parts(self) -> int:
+        """What every cache is asked, and each replay."""
+        return 1 + self.replays
+
+    def of_sequence(
+        self, drawn: Drawn, element_bits: int, on_part: Callable[[], None]
+    ) -> "_TierReplays":
+        return _TierReplays(self, drawn, element_bits, on_part)
+
+    def combinations(self) -> list[tuple[Residency | None, float, PolicyVariant, str]]:
+        """Return what each replay is of, in their order."""
+        return list(product(self.residencies, self.scales, self.variants, self.prefetches))
+
+    def case(self, name: str, found: Sequence[Found], pattern: Pattern | None) -> Row:
         """Return a row of one trace, or of all seeds of a pattern, for each combination."""
-        shared = [SharedState(each.accesses, each.seed) for each in sequences]
+        bases, *replayed = zip(*found, strict=True)
         rows = []
-        for residency, scale in product(self.residencies, self.scales):
-            tiers = [self._tiers(each.accesses, residency, scale, element_bits) for each in shared]
-            for variant, prefetch in product(self.variants, self.prefetches):
-                counts = [
-                    replay_hierarchy(state, each, variant, _prefetch(prefetch))
-                    for state, each in zip(shared, tiers, strict=True)
-                ]
-                key = (OWN if residency is None else residency.name, scale, prefetch, str(variant))
-                rows.append(self._row(key, counts, tiers[0]))
+        for combination, each in zip(self.combinations(), replayed, strict=True):
+            residency, scale, variant, prefetch = combination
+            key = (OWN if residency is None else residency.name, scale, prefetch, str(variant))
+            rows.append(self._row(key, [one.counts for one in each], each[0].rooms_bytes))
         return {
             "name": name,
             "pattern": None if pattern is None else pattern.about,
-            "seeds": len(sequences),
-            "base": {
-                "lookups": fmean(each.accesses.lookups for each in shared),
-                "unique": fmean(each.accesses.unique for each in shared),
-                "working_set_bytes": fmean(each.accesses.working_set_bytes for each in shared),
-            },
+            "seeds": len(found),
+            "base": {key: fmean(base[key] for base in bases) for key in bases[0]},
             "rows": to_builtins(rows),
         }
 
-    def _tiers(
+    def tiers_for(
         self, accesses: Accesses, residency: Residency | None, scale: float, element_bits: int
     ) -> list[HierarchyTier]:
         tiers = []
@@ -151,7 +154,7 @@ class TierComparison(Struct, frozen=True, kw_only=True):
         self,
         key: tuple[str, float, str, str],
         counts: Sequence[HierarchyCounts],
-        tiers: Sequence[HierarchyTier],
+        rooms_bytes: Sequence[int],
     ) -> TierRow:
         residency, scale, prefetch, policy = key
 
@@ -173,8 +176,8 @@ class TierComparison(Struct, frozen=True, kw_only=True):
             useful=mean(lambda each: each.useful),
             wasted=mean(lambda each: each.wasted),
             tiers=[
-                _served(self.tiers[at].name, tiers[at], [each.tiers[at] for each in counts], counts)
-                for at in range(len(tiers))
+                _served(self.tiers[at].name, room, [each.tiers[at] for each in counts], counts)
+                for at, room in enumerate(rooms_bytes)
             ],
         )  # fmt: skip
 
@@ -189,6 +192,38 @@ class TierComparison(Struct, frozen=True, kw_only=True):
         )  # fmt: skip
 
 
+class _TierReplay(NamedTuple):
+    counts: HierarchyCounts
+    rooms_bytes: list[int]
+
+
+class _TierReplays:
+    """What every cache is asked, and each combination, in the order of the comparison."""
+
+    def __init__(
+        self,
+        comparison: TierComparison,
+        drawn: Drawn,
+        element_bits: int,
+        on_part: Callable[[], None],
+    ) -> None:
+        self._comparison, self._bits, self._on_part = comparison, element_bits, on_part
+        self._shared = SharedState(drawn.accesses, drawn.seed)
+        self._combinations = comparison.combinations()
+
+    def part(self, number: int) -> "Row | _TierReplay":
+        accesses = self._shared.accesses
+        if not number:
+            return {
+                "lookups": accesses.lookups, "unique": accesses.unique,
+                "working_set_bytes": accesses.working_set_bytes,
+            }  # fmt: skip
+        residency, scale, variant, prefetch = self._combinations[number - 1]
+        tiers = self._comparison.tiers_for(accesses, residency, scale, self._bits)
+        counts = replay_hierarchy(self._shared, tiers, variant, _prefetch(prefetch), self._on_part)
+        return _TierReplay(counts, [tier.room_bytes for tier in tiers])
+
+
 def _prefetch(name: str) -> Any:
     rules = PrefetchRules(most=_MOST_AHEAD)
     return None if name == NONE else PREFETCH[name](rules)
@@ -201,12 +236,12 @@ def _spread(values: Sequence[float]) -> SeedMean:
 
 
 def _served(
-    name: str, tier: HierarchyTier, uses: Sequence[TierUse], counts: Sequence[HierarchyCounts]
+    name: str, room_bytes: int, uses: Sequence[TierUse], counts: Sequence[HierarchyCounts]
 ) -> TierServed:
     hits = sum(use.hits for use in uses)
     return TierServed(
         name=name,
-        room_bytes=tier.room_bytes,
+        room_bytes=room_bytes,
         hit_ratio=fmean(use.hits / each.lookups for use, each in zip(uses, counts, strict=True)),
         wait_ns=sum(use.wait_ns for use in uses) / hits if hits else None,
         peak_bytes=fmean(use.peak_bytes for use in uses),

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from kv_cache.app.lab import LabOptions, configured, lab, planned_lab
 from kv_cache.app.trace_source import TraceSource
 from kv_cache.bench.interrupts import interrupts
-from kv_cache.bench.progress import SILENT
 from kv_cache.cli.command import Command
 from kv_cache.cli.flags import begin_logging, log_environment
 from kv_cache.cli.printing import print_json, print_study
@@ -55,9 +54,8 @@ def main(argv: Sequence[str]) -> int:
     if invocation.dry_run:
         print(terminal(planned_lab(options, source)))
         return Exit.DONE
-    progress = SILENT
-    if isinstance(source, TraceSource):
-        progress = TerminalProgress(source.config.output.progress)
+    wanted = source.config.output.progress if isinstance(source, TraceSource) else source.progress
+    progress = TerminalProgress(wanted)
     with interrupts() as caught:
         result = lab(options, source, stop=caught, progress=progress)
         if result is None:

@@ -11,9 +11,10 @@ one clock on which accesses wait (as in manishklach/kv-hierarchy-lab, where pref
 only cost). What computing a block takes is in neither.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kv_cache.core.callbacks import ignore
 from kv_cache.lab.accesses import Ints
 from kv_cache.lab.shared_state import SharedState
 from kv_cache.lab.variants import PolicyVariant
@@ -83,10 +84,13 @@ def replay_hierarchy(
     tiers: Sequence[HierarchyTier],
     variant: PolicyVariant,
     prefetch: Prefetch | None,
+    on_part: Callable[[], None] = ignore,
 ) -> HierarchyCounts:
-    """Show all accesses to empty tiers with this policy."""
+    """Show all accesses to empty tiers with this policy. `on_part` is called on the way, and may
+    raise."""
     hierarchy = _Hierarchy(shared, tiers, variant, prefetch)
     for part in shared.accesses.parts():
+        on_part()
         for begin, end in part.requests():
             hierarchy.request(part.blocks[begin:end])
     return hierarchy.counts

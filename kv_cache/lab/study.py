@@ -5,11 +5,12 @@ and is forgotten before the next is made: never is there the room of two. Nothin
 nothing is judged: the answer is counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import BATCHES, Accesses, AccessPart, Flags, Ints
 from kv_cache.lab.bounds import HitLimit, Min, SpaceTime, leading
@@ -71,6 +72,65 @@ class Study:
     most half of them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyFrame:
+    """What a study has beside the replays of its rows. `size` are the bytes of a block, where all
+    have as many."""
+
+    size: int | None
+    base: Base
+    unlimited: StudyRow
+    limits: Sequence[HitLimit] | None
+    filling: Sequence[int]
+
+    def study(self, rows: Sequence[StudyRow]) -> Study:
+        return Study(
+            base=self.base, unlimited=self.unlimited, rows=rows, limits=self.limits,
+            filling=self.filling,
+        )  # fmt: skip
+
+
+class Replays:
+    """All replays of one sequence, each for itself: what one finds depends on no other. `stored`
+    are the sizes of blocks in the cache, where they are not their own. `on_part` is called on the
+    way, and may raise."""
+
+    def __init__(
+        self,
+        accesses: Accesses,
+        *,
+        seed: Seed,
+        stored: Ints | None = None,
+        on_part: Callable[[], None] = ignore,
+    ) -> None:
+        there = accesses if stored is None else accesses.sized(stored)
+        self._shared = SharedState(there, seed)
+        self._accessed = _Accessed(accesses=accesses, there=there, on_part=on_part)
+
+    def row(self, policy: PolicyVariant | str, room_bytes: int) -> StudyRow:
+        """Replay a policy, or a bound by its name, at one capacity."""
+        if isinstance(policy, str):
+            return _bound(self._accessed, self._shared, policy, room_bytes)
+        return _row(self._accessed, self._shared, policy, room_bytes)
+
+    def frame(self, rooms_bytes: Sequence[int]) -> StudyFrame:
+        unlimited = _unlimited(self._accessed)
+        accesses = self._accessed.accesses
+        return StudyFrame(
+            size=accesses.size, base=_base(accesses, unlimited), unlimited=unlimited,
+            limits=_limits(self._shared, rooms_bytes),
+            filling=filling(self._accessed.there, rooms_bytes),
+        )  # fmt: skip
+
+
+def rows_of(
+    variants: Sequence[PolicyVariant], *, refusing: bool = False
+) -> Sequence[PolicyVariant | str]:
+    """Return whose rows a study has at each capacity: bounds first, MIN always, and with `refusing`
+    the one that may refuse."""
+    return (MIN, MIN_REFUSING, *variants) if refusing else (MIN, *variants)
+
+
 def study(
     accesses: Accesses,
     variants: Sequence[PolicyVariant],
@@ -80,23 +140,11 @@ def study(
     stored: Ints | None = None,
     refusing: bool = False,
 ) -> Study:
-    """`stored` are the sizes of blocks in the cache, where they are not their own. MIN is always
-    among the rows, `refusing` adds the one that may refuse; those of a capacity are together,
-    bounds first."""
-    there = accesses if stored is None else accesses.sized(stored)
-    shared = SharedState(there, seed)
-    accessed = _Accessed(accesses=accesses, there=there)
-    rows = []
-    for room in rooms_bytes:
-        rows.append(_bound(accessed, shared, MIN, room))
-        if refusing:
-            rows.append(_bound(accessed, shared, MIN_REFUSING, room))
-        rows += [_row(accessed, shared, variant, room) for variant in variants]
-    unlimited = _unlimited(accessed)
-    return Study(
-        base=_base(accesses, unlimited), unlimited=unlimited, rows=rows,
-        limits=_limits(shared, rooms_bytes), filling=filling(there, rooms_bytes),
-    )  # fmt: skip
+    """Make all replays, those of a capacity together."""
+    replays = Replays(accesses, seed=seed, stored=stored)
+    policies = rows_of(variants, refusing=refusing)
+    rows = [replays.row(policy, room) for room in rooms_bytes for policy in policies]
+    return replays.frame(rooms_bytes).study(rows)
 
 
 def replay(
@@ -150,6 +198,7 @@ class _Accessed:
 
     accesses: Accesses
     there: Accesses
+    on_part: Callable[[], None] = ignore
 
     def blocks(self, cache: Cache | Min) -> ReplayCounts:
         """Count the hits of a cache by the rule of blocks."""
@@ -180,6 +229,7 @@ class _Accessed:
         return count.counts(0, 0)
 
     def _see(self, count: "_Count", part: AccessPart, hit: Flags) -> None:
+        self.on_part()
         count.hits += np.bincount(part.batches[hit], minlength=BATCHES)
         count.hit_bytes += int(part.sizes[hit].sum())
         count.stored_bytes += int(self.there.sizes[part.numbers[hit]].sum())

@@ -6,19 +6,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from kv_cache.app import sim_runs
+from kv_cache.app import cores as cores_module
+from kv_cache.app import lab_replays, sim_runs
 from kv_cache.app.cores import StoppedError, cores
 from kv_cache.app.sim import SimOptions, sim
 from kv_cache.bench.interrupts import Interrupts
+from kv_cache.cli import main
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import UsageError
+from kv_cache.core.seed import Seed
 from kv_cache.files.result import Result
+from kv_cache.workload.samples.hashed_traces import mooncake_lines
 from tests.traces import ROOT
 
 FILES: dict[str, Any] = {
@@ -48,6 +54,80 @@ def test_two_processes_write_the_same_bytes_as_one(
     for name in FILES.values():
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
     assert (tmp_path / "1" / "o.csv").stat().st_size
+
+
+@pytest.fixture
+def spread_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a trace, in which two processes make all replays but the first."""
+    monkeypatch.chdir(tmp_path)
+    lines = "".join(f"{line}\n" for line in mooncake_lines(Seed(3), 200))
+    (tmp_path / "mooncake.jsonl").write_text(lines)
+    monkeypatch.setattr(lab_replays, "processes_for", lambda _: 2)
+    monkeypatch.setattr(lab_replays, "_WORTH_S", 0.0)
+    return tmp_path
+
+
+LAB = {
+    "a trace": ["mooncake.jsonl", "--residency", "fp16,int4", "--refusing"],
+    "blocks of several sizes": [
+        "--pattern", "rag_burst", "--seeds", "2", "--size-spread", "0.3", "--policies",
+        "lru,random,gdsf", "--admission", "always,second-hit",
+    ],
+    "patterns": ["--pattern", "rag_burst,periodic_reuse", "--seeds", "5", "--policies", "lru,arc"],
+    "tiers of a trace": [
+        "mooncake.jsonl", "--tiers", "a=5%:1us:80GB/s,b=50%:20us:3GB/s:int8", "--policies",
+        "lru,random", "--tier-scales", "1,0.5", "--prefetch", "none,successor",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", LAB.values(), ids=LAB)
+def test_lab_finds_the_same_bytes_in_two_processes_as_in_one(
+    spread_lab: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+
+    def noted(processes: int, *rest: Any) -> Any:
+        used.append(processes)
+        return cores(processes, *rest)
+
+    def found() -> list[bytes]:
+        assert main(["lab", *words, "-o", "L.json", "--csv", "l.csv"]) == 0
+        return [(spread_lab / name).read_bytes() for name in ("L.json", "l.csv")]
+
+    monkeypatch.setattr(lab_replays, "cores", noted)
+    of_two = found()
+    assert used == [2]
+    monkeypatch.setattr(lab_replays, "processes_for", lambda _: 1)
+    assert found() == of_two
+    assert used == [2]
+
+
+def test_what_is_wrong_with_a_pattern_is_one_sentence_from_a_process_too(
+    spread_lab: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--pattern", "prefetch_friendly,rag_burst", "--seeds", "2", "--pages", "5"]
+    assert main(["lab", *words, "--policies", "lru", "-o", "L.json"]) == 2
+    assert "--pages is 5; rag_burst has 22 or more" in capsys.readouterr().err
+    assert not (spread_lab / "L.json").exists()
+
+
+def test_a_signal_while_the_processes_of_lab_are_put_away_leaves_none_of_them(
+    spread_lab: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the handler of a study raises otherwise would come out of the pool's shutdown."""
+    real = ProcessPoolExecutor.shutdown
+
+    def interrupted(pool: ProcessPoolExecutor, *args: Any, **options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        real(pool, *args, **options)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "shutdown", interrupted)
+    before = set(active_children())
+    assert main(["lab", "mooncake.jsonl", "--policies", "lru,arc", "-o", "L.json"]) == 130
+    assert "SIGINT: nothing is written" in capsys.readouterr().err
+    assert not (spread_lab / "L.json").exists()
+    assert set(active_children()) <= before
 
 
 def squared(base: int, number: int, progress: Callable[[int], None]) -> int:
@@ -103,6 +183,25 @@ def test_a_signal_ends_parts_that_are_too_short_to_see_it() -> None:
         caught.number = signal.SIGTERM
         with pytest.raises(StoppedError):
             next(answers)
+
+
+def deaf(base: int, progress: Callable[[int], None]) -> None:
+    time.sleep(3600)
+
+
+def test_a_process_that_does_not_look_whether_to_end_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cores_module, "_PATIENCE_S", 0.2)
+    caught = Interrupts()
+    before = set(active_children())
+
+    def stop(_: int) -> None:
+        caught.number = signal.SIGINT
+
+    with pytest.raises(StoppedError), cores(2, prepared, 0) as both:
+        list(both.in_order(deaf, [(), ()], caught, stop))
+    assert set(active_children()) <= before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -485,8 +485,12 @@ def test_a_signal_ends_it_with_one_sentence_and_writes_nothing(
     number: int, code: int, tmp_path: Path
 ) -> None:
     process = start(
-        tmp_path, ["lab", "--pattern", "all", "--seeds", "500", "-o", "L.json", "--csv", "l.csv"]
-    )
+        tmp_path,
+        [
+            "lab", "--pattern", "all", "--seeds", "500", "-o", "L.json", "--csv", "l.csv",
+            "--no-progress",
+        ],
+    )  # fmt: skip
     wait_until_at_work(process)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
