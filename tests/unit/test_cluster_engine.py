@@ -1,6 +1,7 @@
 """The engine against plain models of it: block by block, step by step, and figures known before."""
 
 import json
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.laws import Log
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
+from kv_cache.sim.cluster.segments import BlockPool, TierWatch
 from kv_cache.sim.cluster.simulate import simulate
 from kv_cache.sim.cluster.sources import build_source
 from tests.cluster import Plain, gib, random_values, scenario_of, serve
@@ -356,6 +358,37 @@ def test_the_least_loaded_is_found_after_somebody_was_chosen_and_got_nothing() -
     for _ in range(5):
         loads.choose(loads.least(1)[0])
     assert loads.least(2) == [1, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 2), st.booleans()), max_size=30),
+    st.permutations(range(8)),
+)
+def test_the_least_loaded_of_some_is_the_one_of_the_least_key(
+    changes: list[tuple[int, int, bool]], members: list[int]
+) -> None:
+    loads = Loads(range(8), 8)
+    for instance, work, chosen in changes:
+        loads.add(instance, work, 0)
+        if chosen:
+            loads.choose(instance)
+    assert loads.least_of(members[:5]) == min(members[:5], key=loads.key)
+
+
+def test_holders_that_left_leave_no_places_behind() -> None:
+    """Each look at the first holder goes over the empty places before it."""
+    watch, chain = TierWatch(), PrefixChain()
+    pools = [BlockPool(0, at, 0, 1, 1, chain, EVICTION["lru"], watch) for at in range(2000)]
+    for pool in pools:
+        watch.came(pool, 7)
+    for pool in pools[:1990]:
+        watch.went(pool, 7)
+    assert list(watch.holders[7]) == list(range(1990, 2000))
+    assert sys.getsizeof(watch.holders[7]) < sys.getsizeof(dict.fromkeys(range(100)))
+    for pool in pools[1990:]:
+        watch.went(pool, 7)
+    assert not watch.holders
 
 
 def test_queues_that_are_full_reject_and_the_rest_is_served() -> None:

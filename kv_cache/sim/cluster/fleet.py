@@ -44,6 +44,16 @@ class Loads:
     def key(self, instance: int) -> tuple[int, int, int]:
         return self.work[instance], self._chosen[instance], instance
 
+    def least_of(self, instances: Sequence[int]) -> int:
+        """Return the least loaded of some instances, without a key for each."""
+        work, turns = self.work, self._chosen
+        least = instances[0]
+        for instance in instances:
+            more, later = work[instance] - work[least], turns[instance] - turns[least]
+            if more < 0 or (not more and (later < 0 or (not later and instance < least))):
+                least = instance
+        return least
+
     def least(self, count: int) -> list[int]:
         """Return the `count` least loaded, the least first."""
         heap = self._heap
@@ -123,7 +133,7 @@ class Fleet(ABC):
                 for index in islice(pools, max(0, most - len(nearest))):
                     near = self._near(tier, index)
                     if near:
-                        nearest[min(near, key=self.loads.key)] = None
+                        nearest[self.loads.least_of(near)] = None
             if len(nearest) >= most:
                 break
         return list(nearest)

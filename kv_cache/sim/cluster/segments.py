@@ -21,6 +21,8 @@ from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item, MakeEviction
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 
+_PACKED_AFTER = 16  # entries that left a dictionary, beside an eighth of it
+
 
 class BlockExtent(NamedTuple):
     """Blocks [start, end) of a node."""
@@ -373,20 +375,28 @@ class BlockPool:
 class TierWatch:
     """All pools of one tier: which of them have a node, for routers, and the total of blocks."""
 
-    __slots__ = ("holders", "total")
+    __slots__ = ("_left", "holders", "total")
 
     def __init__(self) -> None:
         self.holders: dict[int, dict[int, None]] = {}
         self.total = 0
+        self._left: dict[int, int] = {}  # pools that no longer have a node, since it was packed
 
     def came(self, pool: BlockPool, node: int) -> None:
         self.holders.setdefault(node, {})[pool.index] = None
 
     def went(self, pool: BlockPool, node: int) -> None:
+        """Note that a pool no longer has a node. A dictionary keeps the places of what has left it,
+        mostly its first ones, and whoever asks for the first holders goes over them: it is packed
+        once an eighth has left."""
         holders = self.holders[node]
         del holders[pool.index]
+        left = self._left[node] = self._left.get(node, 0) + 1
         if not holders:
-            del self.holders[node]
+            del self._left[node], self.holders[node]
+        elif left > _PACKED_AFTER + len(holders) // 8:
+            del self._left[node]
+            self.holders[node] = dict.fromkeys(holders)
 
 
 def _start(segment: Segment) -> int:
