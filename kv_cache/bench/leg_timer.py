@@ -127,9 +127,13 @@ class LegTimer:
         return leg._replace(aside_ns=now_ns - leg.started_ns - leg.device_ns)
 
     def _leg(self, nbytes: int) -> Leg:
+        # Its instants are the interpreter's and the kernel's. Where the clock of one is false (V21)
+        # it seems to end before it begins; a time below 0 would fit no histogram.
+        whole_ns = max(0, self._last_ns - self.started_ns)
+        device_ns, aside_ns = (min(max(0, ns), whole_ns) for ns in (self.device_ns, self.aside_ns))
         return Leg(
             self._tier, self.kind, self.engine, nbytes,
-            self.started_ns, self._last_ns, self.device_ns, tuple(self._chunks), self.aside_ns,
+            self.started_ns, self.started_ns + whole_ns, device_ns, tuple(self._chunks), aside_ns,
             self.steps,
         )  # fmt: skip
 
