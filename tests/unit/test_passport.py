@@ -91,7 +91,8 @@ def healthy() -> dict[str, Any]:
         },
         "throttles": {
             "cpu_throttled_s": 0.0, "cpu_throttled_periods": 0, "io_limits": [],
-            "memory_limit_events": 0, "governor": "powersave", "turbo": "on",
+            "memory_limit_events": 0, "memory_stalled_s": 0.0,
+            "governor": "powersave", "turbo": "on",
         },
         "foreign": {
             "read_bytes": 20 * MIB, "write_bytes": 80 * MIB,
@@ -338,6 +339,9 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V24", "suspect", {"throttles.io_limits": ["vda read_bps=1000"]}, "read_bps=1000"),
     "the CPU limit stops us": (
         "V24", "suspect", {"throttles.cpu_throttled_s": 12.0}, "12.00 s"),
+    "the memory limit holds us up": (
+        "V24", "suspect", {"throttles.memory_limit_events": 40, "throttles.memory_stalled_s": 12.0},
+        "memory for 12.00 s"),
     "the harness is as slow as the device": (
         "V25", "suspect", {"client.harness_lag_p99_ms": 15.0}, "15.00 ms"),
     "the harness is slow throughout": (

@@ -28,6 +28,7 @@ V1 = {
     "sys/fs/cgroup/cpu/box/one/cpu.stat": "nr_periods 9\nnr_throttled 4\nthrottled_time 500\n",
     "sys/fs/cgroup/cpu/box/cpu.stat": "nr_periods 9\nnr_throttled 1\nthrottled_time 20\n",
     "sys/fs/cgroup/memory/box/memory.failcnt": "7\n",
+    "proc/pressure/memory": "some avg10=0.00 total=5000\nfull avg10=0.00 total=1\n",
     "sys/fs/cgroup/blkio/blkio.throttle.read_bps_device": "254:0 1000\n8:0 5\n",
     "sys/fs/cgroup/blkio/blkio.throttle.write_iops_device": "",
     "sys/devices/virtual/block/vda/size": "1\n",
@@ -41,6 +42,8 @@ V2 = {
     "sys/fs/cgroup/a/b/io.max": "254:0 rbps=2000 wbps=max riops=max wiops=10\n",
     "sys/fs/cgroup/a/b/memory.events": "low 1\nhigh 100\nmax 100\noom 100\noom_kill 100\n",
     "sys/fs/cgroup/a/b/memory.events.local": "low 1\nhigh 2\nmax 3\noom 4\noom_kill 5\n",
+    "sys/fs/cgroup/a/b/memory.pressure": "some avg10=0.00 total=7000\nfull avg10=0.00 total=1\n",
+    "sys/fs/cgroup/a/memory.pressure": "some avg10=0.00 total=9000\nfull avg10=0.00 total=1\n",
     "sys/fs/cgroup/a/memory.events": "low 1\nhigh 0\nmax 1\noom 0\noom_kill 0\n",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
     "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance\n",
@@ -64,6 +67,7 @@ def test_version_1_of_cgroups_is_read_at_every_level(tmp_path: Path) -> None:
         cpu_throttled_periods=5,
         cpu_throttled_ns=520,
         memory_limit_events=7,
+        memory_stalled_ns=5_000_000,
         io_limits=(
             "vda read_bps=1000 (/sys/fs/cgroup/blkio)",
             "8:0 read_bps=5 (/sys/fs/cgroup/blkio)",
@@ -78,6 +82,7 @@ def test_version_2_of_cgroups_is_read_at_every_level(tmp_path: Path) -> None:
         cpu_throttled_periods=2,
         cpu_throttled_ns=3000,
         memory_limit_events=2 + 3 + 4 + 1,
+        memory_stalled_ns=7_000_000,
         io_limits=(
             "254:0 read_bps=2000 (/sys/fs/cgroup/a/b)",
             "254:0 write_iops=10 (/sys/fs/cgroup/a/b)",
@@ -94,6 +99,7 @@ def test_a_machine_that_says_nothing_gives_nulls(tmp_path: Path) -> None:
         "cpu_throttled_periods": None,
         "io_limits": [],
         "memory_limit_events": None,
+        "memory_stalled_s": None,
         "governor": None,
         "turbo": None,
     }
@@ -104,6 +110,7 @@ def test_a_window_has_the_difference_and_what_held_at_either_end() -> None:
         cpu_throttled_periods=5,
         cpu_throttled_ns=1_000_000_000,
         memory_limit_events=10,
+        memory_stalled_ns=500_000_000,
         io_limits=("vda read_bps=1 (/a)",),
         governor="powersave",
         turbo="on",
@@ -111,6 +118,7 @@ def test_a_window_has_the_difference_and_what_held_at_either_end() -> None:
     after = Throttles(
         cpu_throttled_periods=7,
         cpu_throttled_ns=3_500_000_000,
+        memory_stalled_ns=2_000_000_000,
         memory_limit_events=3,  # moved to another cgroup in between
         io_limits=("vda read_bps=2 (/a)",),
         governor="performance",
@@ -121,6 +129,7 @@ def test_a_window_has_the_difference_and_what_held_at_either_end() -> None:
         "cpu_throttled_periods": 2,
         "io_limits": ["vda read_bps=1 (/a)", "vda read_bps=2 (/a)"],
         "memory_limit_events": 0,
+        "memory_stalled_s": 1.5,
         "governor": "powersave, then performance",
         "turbo": "on",
     }

@@ -209,6 +209,7 @@ def test_limits_of_other_devices_are_left_out_where_ours_is_known(
         cpu_throttled_periods=None,
         cpu_throttled_ns=None,
         memory_limit_events=None,
+        memory_stalled_ns=None,
         io_limits=LIMITS,
         governor=None,
         turbo=None,

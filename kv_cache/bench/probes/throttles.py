@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from kv_cache.bench.linux import usable_cpus
+from kv_cache.bench.probes.pressure import totals_us
 from kv_cache.bench.procfs import block_device, cgroup_directories, text_of
 from kv_cache.core.units import NS_PER_US, ns_to_s
 
@@ -26,11 +27,13 @@ Reads = Callable[[str], str | None]
 
 class Throttles(Struct, frozen=True, kw_only=True):
     """At one instant; None = unknown. The counters add up this process's cgroup and all above
-    it, `cpu_throttled_ns` the CPUs as well."""
+    it, `cpu_throttled_ns` the CPUs as well. `memory_stalled_ns` is how long any task
+    of this cgroup waited for memory; in version 1, of the machine."""
 
     cpu_throttled_periods: int | None
     cpu_throttled_ns: int | None
     memory_limit_events: int | None
+    memory_stalled_ns: int | None
     io_limits: tuple[str, ...]
     governor: str | None
     turbo: str | None
@@ -44,6 +47,7 @@ def read_throttles(root: Path = Path("/")) -> Throttles:
         cpu_throttled_periods=_sum(periods for periods, _ in cpu),
         cpu_throttled_ns=_sum(ns for _, ns in cpu),
         memory_limit_events=_sum(events),
+        memory_stalled_ns=_memory_stalled_ns(root),
         io_limits=io_limits_now(root),
         governor=_governor(root),
         turbo=turbo(
@@ -54,14 +58,14 @@ def read_throttles(root: Path = Path("/")) -> Throttles:
 
 def between(before: Throttles, after: Throttles) -> dict[str, Any]:
     """Return the section `throttles` of a passport's evidence."""
-    throttled_ns = _difference(before.cpu_throttled_ns, after.cpu_throttled_ns)
     return {
-        "cpu_throttled_s": None if throttled_ns is None else ns_to_s(throttled_ns),
+        "cpu_throttled_s": _seconds(before.cpu_throttled_ns, after.cpu_throttled_ns),
         "cpu_throttled_periods": _difference(
             before.cpu_throttled_periods, after.cpu_throttled_periods
         ),
         "io_limits": sorted({*before.io_limits, *after.io_limits}),
         "memory_limit_events": _difference(before.memory_limit_events, after.memory_limit_events),
+        "memory_stalled_s": _seconds(before.memory_stalled_ns, after.memory_stalled_ns),
         "governor": _either(before.governor, after.governor),
         "turbo": _either(before.turbo, after.turbo),
     }
@@ -161,6 +165,13 @@ def _memory_files(version: int) -> tuple[str, ...]:
     return ("memory.failcnt",) if version == 1 else ("memory.events.local", "memory.events")
 
 
+def _memory_stalled_ns(root: Path) -> int | None:
+    version, directories = _directories(root, "memory")
+    text = _reads(root, directories[0])("memory.pressure") if version == 2 and directories else None
+    stalled = totals_us(text or text_of(root / "proc/pressure/memory") or "").get("some")
+    return None if stalled is None else stalled * NS_PER_US
+
+
 def _texts(root: Path, controller: str, names: Callable[[int], tuple[str, ...]]) -> list[str]:
     """Read the first of the files that exists, at each level."""
     version, directories = _directories(root, controller)
@@ -195,6 +206,11 @@ def _sum(values: Iterable[int | None]) -> int | None:
 def _difference(before: int | None, after: int | None) -> int | None:
     """Subtract; at least 0, as a process that was moved has the counters of another cgroup."""
     return None if before is None or after is None else max(0, after - before)
+
+
+def _seconds(before_ns: int | None, after_ns: int | None) -> float | None:
+    took_ns = _difference(before_ns, after_ns)
+    return None if took_ns is None else ns_to_s(took_ns)
 
 
 def _either(before: str | None, after: str | None) -> str | None:

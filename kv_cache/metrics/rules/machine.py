@@ -177,6 +177,13 @@ def throttled_host(e: Evidence, t: Thresholds) -> Iterator[Look]:
                 f"the CPU limit of this cgroup stopped the benchmark for {stopped:.2f} s "
                 f"({percent(share)} of the run); raise the limit"
             )
+    met, waited = e.numbers("throttles", "memory_limit_events", "memory_stalled_s")
+    if met and waited and length_s and waited / length_s > t.most_throttled_share:
+        yield suspect(
+            f"the memory limit of this cgroup (memory.high, memory.max) was met {met:.0f} times, "
+            f"and threads waited for memory for {waited:.2f} s ({percent(waited / length_s)} of "
+            "the run); raise the limit"
+        )
     if limits is None and stopped is None:
         yield unknown("whether the machine throttles this process is not known")
     else:
