@@ -15,6 +15,7 @@ from kv_cache.cli import main
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB
 from tests.cli import Ran, anything, finish, prepare, run, start
+from tests.passports import BY_CHANCE
 
 SERVICE_S = 0.01
 UNIFORM = f"""
@@ -387,6 +388,8 @@ def test_a_small_search_on_a_real_directory_is_whole_and_leaves_no_file(tmp_path
     assert own["driver"] == "real-io"
     assert own["contains_performance"] is True
     assert own["verdict"] in ("valid", "suspect", "invalid", "client-bound")
+    for row in own["probes"]:
+        assert {reason.split()[0] for reason in row["reasons"]} <= BY_CHANCE, row["reasons"]
     assert own["slo"] == ["responsive:p90<400ms", "batch:ttft:p90<400ms"]
     limited = own["limited_by"]
     assert limited["what"] if limited else own["answer"]["ended"] == "highest-load"

@@ -10,6 +10,7 @@ from kv_cache.cli import main
 from kv_cache.result.chain import file_digest, seal
 from kv_cache.result.trials import aggregate
 from tests.cli import as_a_process, small
+from tests.passports import names
 from tests.trials import GB, series, windows
 
 
@@ -27,6 +28,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for _ in range(2):
         ran = small(directory, "--max-requests=40", "--duration=20")
         assert ran.code == 0, ran.err
+        names(ran.own)
         made.append(ran.result)
     return made
 

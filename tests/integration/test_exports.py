@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli import LIGHT, SMALL, finish, small, start
+from tests.passports import named, names
 
 SHORT = (*LIGHT, "--duration=1", "--drain=2")
 
@@ -61,8 +62,10 @@ def test_json_prints_the_summary_as_one_document(tmp_path: Path) -> None:
     ran = small(tmp_path, *SHORT, "--json", "--latency-dump=D.jsonl")
     assert ran.code == 0, ran.err
     told, own = json.loads(ran.out), ran.own
+    names(own)
     assert list(told)[:3] == ["schema", "verdict", "reasons"]
     assert told["verdict"] == own["passport"]["verdict"]
+    assert {reason.split()[0] for reason in told["reasons"]} == named(own).keys()
     assert told["fingerprint"] == own["chain"][-1]["chained"]
     read = told["metrics"]["storage.read.bytes_per_second"]
     assert read["value"] == own["tiers"]["storage"]["read"]["bytes_per_second"]

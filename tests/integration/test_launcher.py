@@ -22,6 +22,7 @@ from kv_cache.config.load import load_config
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import Histogram, merged
 from tests.cli import LIGHT, PROGRAM, ROOT, anything, as_a_process, small, worker_of
+from tests.passports import names
 
 WRAPPER = ROOT / "mlperf_wrapper.py"
 STAMP = "20260401_120000"
@@ -130,7 +131,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
     words = april(cwd / f"kvcache_results_{STAMP}.json", duration=2)
     finish(start(cwd, PROGRAM, words + " --seed 42"))
     assert sorted(path.name for path in cwd.iterdir()) == [f"kvcache_results_{STAMP}.json"]
-    return read(cwd / f"kvcache_results_{STAMP}.json")
+    result = read(cwd / f"kvcache_results_{STAMP}.json")
+    names(result["kv_cache"])
+    return result
 
 
 def moved(result: Any, *operations: str, tier: str | None = "storage") -> list[Any]:

@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.devices import LOOP_TOOLS, why_not
+from benchmarks.devices import (
+    LOOP_TOOLS,
+    NBD_TOOLS,
+    THROTTLED_RULES,
+    changing_directory,
+    why_not,
+)
 from tests import cli
 from tests.integration.test_passport import (
     WhenLoaded,
@@ -32,7 +38,7 @@ from tests.integration.test_runs import wait_for_objects
 from tests.integration.test_stack import disk, on_image, run_on, tool
 from tests.passports import named, names, says
 
-NO_LOOPS = why_not(LOOP_TOOLS)
+NO_LOOPS, NO_NETWORK_DEVICES = why_not(LOOP_TOOLS), why_not(NBD_TOOLS)
 needs_loops = pytest.mark.skipif(NO_LOOPS is not None, reason=NO_LOOPS or "they are there")
 pytestmark = pytest.mark.root
 __all__ = ["disk"]  # a fixture
@@ -187,6 +193,31 @@ def test_holes_that_others_punch_into_the_objects_are_named(layout: str, tmp_pat
     own = measured(tmp_path, f"--layout={layout}", wrap=lambda store: WhenLoaded(store, punch))
     names(own, V22="invalid", V12="invalid", also=("V1", "V2", "V6", "V19"))
     assert "did not have the data that was stored" in says(own, "V22")
+
+
+@contextmanager
+def later(seconds: float, do: Callable[[], object]) -> Iterator[None]:
+    timer = threading.Timer(seconds, do)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(NO_NETWORK_DEVICES is not None, reason=NO_NETWORK_DEVICES or "they are there")
+@pytest.mark.parametrize(("at_first", "then", "how"), [(150, 50, "fell"), (50, 150, "rose")])
+def test_a_device_whose_speed_changes_in_the_window_is_named(
+    tmp_path: Path, at_first: int, then: int, how: str
+) -> None:
+    """In MB/s: what is published would be the mean of two devices."""
+    with changing_directory(at_first * 1_000_000, 0.5) as device:
+        beside = later(18, lambda: device.set_rate(then * 1_000_000))
+        own = run_on(tmp_path, device.path, "--max-requests=0", "--duration=34", beside=beside)
+    names(own, V14="suspect", **THROTTLED_RULES)
+    assert f"the bandwidth of storage {how} by " in says(own, "V14")
 
 
 # --- the process ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ in a run and in a probe, and a disk is found below a file system on a file."""
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -25,6 +26,7 @@ from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.cli import probe
 from kv_cache.config.profile import read_profile
 from kv_cache.core.units import GIB, MIB
+from tests import cli
 from tests.integration.test_passport import measured
 from tests.passports import names, says, status
 
@@ -224,6 +226,32 @@ def test_a_page_cache_above_an_end_that_cannot_be_seen_is_named_too(tmp_path: Pa
     with throttled_directory(137_000_000, 0.5, loop_direct=False) as directory:
         own = run_on(tmp_path, directory)
     names(own, V27="invalid", V28="suspect")
+
+
+@contextmanager
+def lying(at: Path) -> Iterator[Path]:
+    """A file system of a process that keeps all in memory and acknowledges every fsync."""
+    at.mkdir()
+    server = subprocess.Popen([sys.executable, cli.ROOT / "tests/lying_fs.py", str(at)])
+    try:
+        once_free(lambda: tool("mountpoint", "-q", str(at)))
+        yield at
+        once_free(lambda: tool("umount", str(at)))
+        assert server.wait(10) == 0
+    finally:
+        server.kill()  # which ends the mount's answers, whatever the test left of it
+        server.wait()
+        subprocess.run(["umount", "--lazy", str(at)], check=False, capture_output=True)
+
+
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="there is no FUSE here")
+def test_a_file_system_that_keeps_all_in_memory_and_acknowledges_fsync_is_named(
+    tmp_path: Path,
+) -> None:
+    with lying(tmp_path / "mounted") as directory:
+        own = run_on(tmp_path, directory, "--fsync=object", "--max-requests=20")
+    names(own, V5="suspect")
+    assert "no block device of this machine counts the bytes (file system fuse)" in says(own, "V5")
 
 
 # --- barriers ------------------------------------------------------------------------------------
