@@ -5,7 +5,7 @@ hold no buffers, no files and no clocks, so that threads and a virtual clock can
 out. A failed operation is a `Done` with `ok=False`, not an exception.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -141,9 +141,14 @@ class Leg(NamedTuple):
         return self.finished_ns - self.started_ns - self.aside_ns
 
 
-EndedLeg = tuple[int, int, CopyRef]
-"""One side of an operation that went well, by one call that took all of its time: when it ended,
-when it was asked for, and which copy it was of."""
+class EndedLegs(NamedTuple):
+    """Sides of operations that went well, by one call each that took all of its time, in columns:
+    when they ended, when they were asked for, and which copies they were of."""
+
+    ended_ns: Sequence[int]
+    began_ns: Sequence[int]
+    refs: Sequence[CopyRef]
+
 
 ABORTED = "aborted"
 """The error of an operation under which the run ended: not a failure of the storage."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from kv_cache.core.effect import EndedLeg, IoChunk
+from kv_cache.core.effect import EndedLegs, IoChunk
 from kv_cache.core.kinds import OpKind, RunMode
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.change import LevelChange, change
@@ -86,20 +86,21 @@ class BytesOverTime:
         side.before += before
         side.call_byte_ns += nbytes * length
 
-    def calls(self, kind: OpKind, legs: Sequence[EndedLeg], start: int, end: int | None) -> None:
+    def calls(self, kind: OpKind, legs: EndedLegs, start: int, end: int | None) -> None:
         """As `call` of each: at once where all lie in one slot of the window."""
-        began, ended = min(leg[1] for leg in legs), max(leg[0] for leg in legs)
+        began, ended = min(legs.began_ns), max(legs.ended_ns)
         whole = start <= began < ended and (end is None or ended <= end)
         slot = self._slot(ended - start - 1) if whole else 0
         if not whole or (began - start) // self._slot_ns != slot:
-            for finished, since, ref in legs:
+            for finished, since, ref in zip(*legs, strict=True):
                 self.call(kind, IoChunk(finished, ref.nbytes), since, start, end)
             return
-        side, nbytes = self._sides[kind], sum(ref.nbytes for _, _, ref in legs)
+        side, nbytes = self._sides[kind], sum([ref.nbytes for ref in legs.refs])
         side.slots[slot] += nbytes
         side.nbytes += nbytes
-        times = (max(1, finished - since) * ref.nbytes for finished, since, ref in legs)
-        side.call_byte_ns += sum(times)
+        side.call_byte_ns += sum(
+            [max(1, ended - began) * ref.nbytes for ended, began, ref in zip(*legs, strict=True)]
+        )
 
     def _slot(self, since_ns: int) -> int:
         while since_ns // self._slot_ns >= MOST_SLOTS:

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from kv_cache.core.effect import (
     ABORTED,
     CopyRef,
-    EndedLeg,
+    EndedLegs,
     Leg,
     OpDone,
     Write,
@@ -298,7 +298,7 @@ class Recorder:
                 self.op(one, verified=verified)
             return
         moved_ns = done.moved_ns or done.finished_ns
-        legs = list(zip(moved_ns, done.started_ns, done.refs, strict=True))
+        legs = EndedLegs(moved_ns, done.started_ns, done.refs)
         times = (done.total_ns, done.device_ns) if done.moved_ns else None
         self.legs(tier, kind, cause, engine, legs, new=kind is OpKind.WRITE, times_ns=times)
         for name, column in done.steps:
@@ -306,7 +306,7 @@ class Recorder:
                 self.steps[StepFlow(self.edges.phase_of(ended), tier, kind, name)].add(step_ns)
         if verified and kind is OpKind.READ:
             nbytes = sum(ref.nbytes for ref in done.refs)
-            self.verified_objects += len(legs)
+            self.verified_objects += len(done.refs)
             self.verified_bytes += nbytes
             if tier is Tier.NVME:
                 self.verified_storage_bytes += nbytes
@@ -317,7 +317,7 @@ class Recorder:
         kind: OpKind,
         cause: Cause,
         engine: str,
-        legs: Sequence[EndedLeg],
+        legs: EndedLegs,
         *,
         new: bool,
         times_ns: tuple[Sequence[int], Sequence[int]] | None = None,
@@ -325,40 +325,41 @@ class Recorder:
         """Record legs, of at least one operation that has ended. `new`: of blocks that were stored
         as new. `times_ns`: of legs of one phase, what each took in all and in the device, if that
         is not all of the time until it ended."""
-        latencies = Values.of([ended - began for ended, began, _ in legs])
-        if times_ns is not None:
+        ended_ns, began_ns, refs = legs
+        if times_ns is None:
+            latencies = Values.of(list(map(sub, ended_ns, began_ns)))
+        else:
             latencies = Values.of(times_ns[tier is Tier.NVME])
-        sizes = Values.of([ref.nbytes for _, _, ref in legs])
+        sizes = Values.of([ref.nbytes for ref in refs])
         self.meter.legs(tier, kind, latencies, sizes.total)
         if new:
             self.new_bytes += sizes.total
         if tier is Tier.NVME:
-            for _, _, ref in legs:
+            for ref in refs:
                 self._distinct(ref, kind)
-        ends = [ended for ended, _, _ in legs]
-        phase = self.edges.phase_of(max(ends))
-        if phase is self.edges.phase_of(min(ends)):
+        phase = self.edges.phase_of(max(ended_ns))
+        if phase is self.edges.phase_of(min(ended_ns)):
             flow = Flow(phase, tier, kind, cause, engine)
             self._add_legs(flow, legs, latencies, sizes, times_ns)
             return
-        for leg in legs:
-            ended, began, ref = leg
+        for ended, began, ref in zip(*legs, strict=True):
             flow = Flow(self.edges.phase_of(ended), tier, kind, cause, engine)
-            self._add_legs(flow, (leg,), Values.of([ended - began]), Values.of([ref.nbytes]))
+            leg = EndedLegs((ended,), (began,), (ref,))
+            self._add_legs(flow, leg, Values.of([ended - began]), Values.of([ref.nbytes]))
 
     def _add_legs(
         self,
         flow: Flow,
-        legs: Sequence[EndedLeg],
+        legs: EndedLegs,
         latencies: Values,
         sizes: Values,
         times_ns: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
         """Count legs that ended in one phase."""
         phase, tier, kind, cause, engine = flow
-        stats, count = self._flow(*flow), len(legs)
+        stats, count = self._flow(*flow), len(legs.refs)
         if phase is Phase.DRAIN:
-            for ended, began, ref in legs:
+            for ended, began, ref in zip(*legs, strict=True):
                 leg = Leg(tier, kind, engine, ref.nbytes, began, ended, ended - began, ())
                 self._in_flight(cause, leg)
         stats.operations += count

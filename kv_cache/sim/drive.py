@@ -428,15 +428,13 @@ class Simulation:
     def _write_moved(self, moves: _Moves) -> None:
         """Ask for the second legs of moves whose first has ended, until something else happens."""
         ends, clock, events, reading = self._ends, self._clock, self._events, moves.reading
-        end_ns_of, cause, asked_ns = self._devices.end_ns, reading[-1][2].cause, moves.asked_ns
+        end_ns_of, cause = self._devices.end_ns, reading[-1][2].cause
         until_ns = self._until_ns()
+        moved: list[tuple[int, int, Move]] = []
         while True:
             read_ns, _, op = reading.pop()
-            clock.advance_to(read_ns)
-            source, target = op.source, op.target
-            end_ns = end_ns_of(target, OpKind.WRITE, read_ns)
-            ends.add((source.tier, OpKind.READ, cause, False), end_ns, (read_ns, asked_ns, source))
-            ends.add((target.tier, OpKind.WRITE, cause, False), end_ns, (end_ns, read_ns, target))
+            end_ns = end_ns_of(op.target, OpKind.WRITE, read_ns)
+            moved.append((end_ns, read_ns, op))
             if end_ns >= moves.end[0]:
                 moves.end = end_ns, self._sequence
             self._sequence += 1
@@ -444,8 +442,12 @@ class Simulation:
                 break
             due_ns, number, _ = reading[-1]
             if due_ns >= until_ns or (events and events[0] < (due_ns, False, number)):
-                self._await_read(moves)
-                return
+                break
+        clock.advance_to(read_ns)
+        ends.add_moved(cause, moves.asked_ns, moved)
+        if reading:
+            self._await_read(moves)
+            return
         del ends.moving[moves.first]
         self._end_batch(moves.life, moves.on_end, *moves.end)
 

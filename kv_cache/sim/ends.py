@@ -6,8 +6,9 @@ that instant: what has ended is counted before somebody looks at the counts.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import compress
 
-from kv_cache.core.effect import CopyRef, EndedLeg, IoChunk, Leg, Move
+from kv_cache.core.effect import CopyRef, EndedLegs, IoChunk, Leg, Move
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.metrics.recorder import Recorder
 from kv_cache.sim.shared_device import ENGINE
@@ -21,6 +22,30 @@ Reading = tuple[int, int, Move]
 events of that instant, and what moves."""
 
 
+class _Waiting:
+    """Legs of one side in columns; `over_ns` is when each one's whole operation has ended."""
+
+    __slots__ = ("began_ns", "ended_ns", "over_ns", "refs")
+
+    def __init__(self) -> None:
+        self.over_ns: list[int] = []
+        self.ended_ns: list[int] = []
+        self.began_ns: list[int] = []
+        self.refs: list[CopyRef] = []
+
+    def legs(self) -> EndedLegs:
+        return EndedLegs(self.ended_ns, self.began_ns, self.refs)
+
+    def taken(self, chosen: Sequence[bool]) -> "_Waiting":
+        """Return those that are chosen."""
+        some = _Waiting()
+        some.over_ns += compress(self.over_ns, chosen)
+        some.ended_ns += compress(self.ended_ns, chosen)
+        some.began_ns += compress(self.began_ns, chosen)
+        some.refs += compress(self.refs, chosen)
+        return some
+
+
 class Ends:
     """Legs by when the whole operation ends, which for the first of a move is later. They wait in
     slots of `slot_ns`, so that each is looked at once, but for those of the slot that is cut."""
@@ -28,17 +53,35 @@ class Ends:
     def __init__(self, recorder: Recorder, slot_ns: int) -> None:
         self._recorder = recorder
         self._slot_ns = slot_ns
-        self._slots: defaultdict[int, dict[Side, list[tuple[int, EndedLeg]]]] = defaultdict(dict)
+        self._slots: defaultdict[int, defaultdict[Side, _Waiting]] = defaultdict(
+            lambda: defaultdict(_Waiting)
+        )
         self.moving: dict[int, tuple[Cause, int, Sequence[Reading]]] = {}
         """Moves that do not all write yet: why, when they were asked for, and those that do
         not."""
 
-    def add(self, side: Side, end_ns: int, leg: EndedLeg) -> None:
-        sides = self._slots[end_ns // self._slot_ns]
-        legs = sides.get(side)
-        if legs is None:
-            legs = sides[side] = []
-        legs.append((end_ns, leg))
+    def add_moved(
+        self, cause: Cause, asked_ns: int, moved: Sequence[tuple[int, int, Move]]
+    ) -> None:
+        """Add both legs of moves that were asked for together: each with when it has ended, and
+        when it has read."""
+        slot, place = -1, (Tier.GPU, Tier.GPU)
+        reads = writes = _Waiting()
+        for end_ns, read_ns, move in moved:
+            source, target = move.source, move.target
+            if end_ns // self._slot_ns != slot or place != (source.tier, target.tier):
+                slot, place = end_ns // self._slot_ns, (source.tier, target.tier)
+                sides = self._slots[slot]
+                reads = sides[source.tier, OpKind.READ, cause, False]
+                writes = sides[target.tier, OpKind.WRITE, cause, False]
+            reads.over_ns.append(end_ns)
+            reads.ended_ns.append(read_ns)
+            reads.began_ns.append(asked_ns)
+            reads.refs.append(source)
+            writes.over_ns.append(end_ns)
+            writes.ended_ns.append(end_ns)
+            writes.began_ns.append(read_ns)
+            writes.refs.append(target)
 
     def add_batch(
         self,
@@ -50,13 +93,21 @@ class Ends:
     ) -> None:
         """Add operations of one leg that were asked for together."""
         new = kind is OpKind.WRITE
-        side: Side | None = None
-        slot, legs = -1, list[tuple[int, EndedLeg]]()
+        tiers = {ref.tier for ref in refs}
+        slot = min(ends_ns) // self._slot_ns
+        if len(tiers) == 1 and max(ends_ns) // self._slot_ns == slot:
+            legs = self._slots[slot][tiers.pop(), kind, cause, new]
+            legs.over_ns += ends_ns
+            legs.ended_ns += ends_ns
+            legs.began_ns += [asked_ns] * len(refs)
+            legs.refs += refs
+            return
         for ref, end_ns in zip(refs, ends_ns, strict=True):
-            if side is None or side[0] is not ref.tier or end_ns // self._slot_ns != slot:
-                slot, side = end_ns // self._slot_ns, (ref.tier, kind, cause, new)
-                legs = self._slots[slot].setdefault(side, [])
-            legs.append((end_ns, (end_ns, asked_ns, ref)))
+            legs = self._slots[end_ns // self._slot_ns][ref.tier, kind, cause, new]
+            legs.over_ns.append(end_ns)
+            legs.ended_ns.append(end_ns)
+            legs.began_ns.append(asked_ns)
+            legs.refs.append(ref)
 
     def settle(self, before_ns: int) -> None:
         """Count the legs of all operations that end before an instant."""
@@ -65,22 +116,21 @@ class Ends:
             sides = self._slots.pop(slot)
             for side in sorted(sides, key=_deletes_last):
                 over = legs = sides[side]
-                if slot == last:
-                    over = [leg for leg in legs if leg[0] < before_ns]
-                    if len(over) < len(legs):
-                        left = [leg for leg in legs if leg[0] >= before_ns]
-                        self._slots[slot][side] = left
-                if over:
-                    self._count(side, [leg for _, leg in over])
-
-    def _count(self, side: Side, legs: list[EndedLeg]) -> None:
-        tier, kind, cause, new = side
-        self._recorder.legs(tier, kind, cause, ENGINE, legs, new=new)
+                if slot == last and max(legs.over_ns) >= before_ns:
+                    over = legs.taken([end_ns < before_ns for end_ns in legs.over_ns])
+                    left = legs.taken([end_ns >= before_ns for end_ns in legs.over_ns])
+                    self._slots[slot][side] = left
+                if over.refs:
+                    tier, kind, cause, new = side
+                    self._recorder.legs(tier, kind, cause, ENGINE, over.legs(), new=new)
 
     def latest_ns(self, until_ns: int) -> int:
         """Return when the last operation ends that does by an instant; 0 if none does."""
-        legs = (leg for sides in self._slots.values() for legs in sides.values() for leg in legs)
-        return max((end_ns for end_ns, _ in legs if end_ns <= until_ns), default=0)
+        ends_ns = (
+            end_ns for sides in self._slots.values() for legs in sides.values()
+            for end_ns in legs.over_ns
+        )  # fmt: skip
+        return max((end_ns for end_ns in ends_ns if end_ns <= until_ns), default=0)
 
     def in_flight(self, now_ns: int) -> Iterator[tuple[Cause, Leg]]:
         """Yield what has not ended by now, with its cause."""
@@ -89,7 +139,7 @@ class Ends:
                 yield cause, known_leg(move.source, OpKind.READ, asked_ns, read_ns)
         for sides in self._slots.values():
             for (_, kind, cause, _), legs in sides.items():
-                for _, (finished_ns, asked_ns, ref) in legs:
+                for finished_ns, asked_ns, ref in zip(*legs.legs(), strict=True):
                     if finished_ns > now_ns:
                         yield cause, known_leg(ref, kind, asked_ns, finished_ns)
 
