@@ -611,10 +611,9 @@ def _make_room(
             for number, demotion in enumerate(ready):
                 cache.end_demotion(demotion, ok=number not in failures)
         sources = [d.source for d in level.demotions]
-        for ref in sources:
-            while cache.pinned(ref):
-                done = yield Await(("copy", ref.copy_id))
-                now_ns = done.at_ns
+        while (token := cache.pinned(sources)) is not None:
+            done = yield Await(token)
+            now_ns = done.at_ns
         done = yield Transfer(tuple(Delete(ref, demoted) for ref in sources))
         now_ns = done.at_ns
         _end_drops(sources, done, world, level.claim)
@@ -632,11 +631,8 @@ def _end_drops(
 ) -> None:
     """End deletes. If something else was quicker than one, nothing is left either, and the
     operation's record shows it."""
-    failures = done.failures
-    for number, ref in enumerate(refs):
-        failure = failures.get(number)
-        gone = failure is None or failure.error == VANISHED
-        world.cache.end_drop(ref, ok=gone, claim=claim)
+    stay = {number for number, each in done.failures.items() if each.error != VANISHED}
+    world.cache.end_drops(refs, stay=stay, claim=claim)
 
 
 def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:

@@ -4,7 +4,7 @@ A plan asks through `AdmissionAnswers`, which changes nothing. Once the plan is 
 answers are settled: only then do the policies hear of them, and only then do they count.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct, field
 
@@ -106,6 +106,13 @@ class AdmissionGate:
             elif index == into:
                 self.admitted[index].add(candidate.nbytes)
                 policy.offered(candidate, admitted=True)
+
+    def took(self, answers: AdmissionAnswers, keys: Iterable[Key], index: int) -> None:
+        """Settle what was asked about new blocks that went into a tier, which is a use of them."""
+        if answers.by_tier_and_key or self._counting:
+            for key in keys:
+                self.settle(answers, key, into=index)
+                self.used(key)
 
     def used(self, key: Key) -> None:
         for policy in self._counting:

@@ -81,24 +81,27 @@ class Copies:
             if copy.state is State.RESIDENT and copy.ref.tier is tier
         )
 
-    def lower(self, copy: Copy) -> Copy | None:
-        """Return the nearest readable copy of the same block further down."""
-        for each in self.by_key[copy.ref.key][self.index_of[copy.ref.tier] + 1 :]:
+    def lower(self, copy: Copy, index: int) -> Copy | None:
+        """Return the nearest readable copy of the same block below a tier."""
+        for each in self.by_key[copy.ref.key][index + 1 :]:
             if each is not None and each.state is State.RESIDENT:
                 return each
         return None
 
-    def new(self, block: Block, index: int, *, position: Position = NO_POSITION) -> Copy:
+    def new(self, block: Block, index: int, position: Position = NO_POSITION) -> CopyRef:
         """List a copy of new data, which is to be written."""
-        version = self._next_version
-        self._next_version += block.objects
-        ref = self._new_ref(block.key, index, block.stored_bytes, version, block.objects)
-        return self._list(index, Copy(ref, tokens=block.tokens, position=position))
+        version, objects = self._next_version, block.objects
+        self._next_version += objects
+        ref = CopyRef(
+            self._next_copy_id, block.key, self._tiers[index], block.stored_bytes, version, objects
+        )
+        self._list(index, Copy(ref, tokens=block.tokens, position=position))
+        return ref
 
-    def new_from(self, source: Copy, index: int) -> Copy:
+    def new_from(self, source: Copy, index: int) -> CopyRef:
         """List a copy that is to be made from another one."""
         _, key, _, nbytes, version, objects = source.ref
-        ref = self._new_ref(key, index, nbytes, version, objects)
+        ref = CopyRef(self._next_copy_id, key, self._tiers[index], nbytes, version, objects)
         copy = Copy(
             ref,
             derived=True,
@@ -106,14 +109,18 @@ class Copies:
             tokens=source.tokens,
             position=source.position,
         )
-        return self._list(index, copy)
+        self._list(index, copy)
+        return ref
 
-    def unlist(self, copy: Copy) -> None:
-        """Make it impossible to find a copy by its key."""
-        entry = self.by_key[copy.ref.key]
-        entry[self.index_of[copy.ref.tier]] = None
-        if not any(entry):
-            del self.by_key[copy.ref.key]
+    def unlist(self, copy: Copy) -> bool:
+        """Make it impossible to find a copy by its key; return whether it was the block's last."""
+        _, key, tier, _, _, _ = copy.ref
+        entry = self.by_key[key]
+        entry[self.index_of[tier]] = None
+        if any(entry):
+            return False
+        del self.by_key[key]
+        return True
 
     def check(self) -> None:
         for key, entry in self.by_key.items():
@@ -124,16 +131,12 @@ class Copies:
                     assert self.index_of[copy.ref.tier] == index, "a copy is in another tier"
                     assert copy.state is not State.LEAVING, "a leaving copy can be found"
 
-    def _new_ref(self, key: Key, index: int, nbytes: int, version: int, objects: int) -> CopyRef:
-        copy_id = self._next_copy_id
-        self._next_copy_id += objects
-        return CopyRef(copy_id, key, self._tiers[index], nbytes, version, objects)
-
-    def _list(self, index: int, copy: Copy) -> Copy:
-        self.by_id[copy.ref.copy_id] = copy
-        entry = self.by_key.get(copy.ref.key)
+    def _list(self, index: int, copy: Copy) -> None:
+        copy_id, key, _, _, _, objects = copy.ref
+        self._next_copy_id = copy_id + objects
+        self.by_id[copy_id] = copy
+        entry = self.by_key.get(key)
         if entry is None:
-            entry = self.by_key[copy.ref.key] = [None] * len(self._tiers)
+            entry = self.by_key[key] = [None] * len(self._tiers)
         assert entry[index] is None, "a second copy of a key in one tier"
         entry[index] = copy
-        return copy

@@ -45,8 +45,9 @@ class TierLimits:
         share = 1.0 if index == self.last else self.rules.large_entry_limit_ratio
         return nbytes <= capacity * share - self._ledgers[index].stranded
 
-    def fits_somewhere(self, nbytes: int) -> bool:
-        return any(self.fits(index, nbytes) for index in range(len(self._ledgers)))
+    def homes(self, nbytes: int) -> list[int]:
+        """Return the tiers in which an object may live."""
+        return [index for index in range(len(self._ledgers)) if self.fits(index, nbytes)]
 
     def limit(self, index: int, largest: int) -> int | None:
         """Return how full a tier may be made: a single large object may use more than the

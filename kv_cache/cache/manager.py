@@ -15,7 +15,7 @@ being demoted stays readable until its lower copy is complete; then it leaves th
 deleted once its last reader has gone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from kv_cache.cache.admission_gate import AdmissionAnswers, AdmissionGate
 from kv_cache.cache.copies import NO_POSITION, NO_POSITIONS, Copies, Copy, Position, State
@@ -161,8 +161,8 @@ class CacheManager:
         self._unpin(copy)
         if not ok and copy.state is State.RESIDENT and not copy.moving:
             self._policy(copy).remove(ref.copy_id, evicted=False)
-            self._leave(copy)
-            self._count_loss(copy)
+            if self._leave(copy):
+                self.lost_bytes += ref.nbytes
         self._changed(copy)
         if copy.state is State.LEAVING and copy.pins == 0 and not copy.moving:
             self._motion += 1
@@ -179,33 +179,40 @@ class CacheManager:
         `positions` says where blocks are in their sequence, of those that are part of one."""
         placement = Placement()
         todo: list[Block] = []
-        seen: set[Key] = set()
+        sizes: dict[Key, int] = {}
+        homes: dict[int, list[int]] = {}  # by size
+        by_key = self._copies.by_key
         for block in blocks:
-            if block.key in self._copies.by_key or block.key in seen:
+            key = block.key
+            if key in by_key or key in sizes:
                 placement.present.append(block)
-            elif not self._limits.fits_somewhere(block.stored_bytes):
+                continue
+            nbytes = block.stored_bytes
+            if nbytes not in homes:
+                homes[nbytes] = self._limits.homes(nbytes)
+            if not homes[nbytes]:
                 placement.nowhere.append(block)
             else:
                 todo.append(block)
-                seen.add(block.key)
+                sizes[key] = nbytes
         if not todo:
             return placement
         answers = AdmissionAnswers()
         for index in range(len(self.specs)):
-            fitting = [b for b in todo if self._limits.fits(index, b.stored_bytes)]
+            fitting = [b for b in todo if index in homes[sizes[b.key]]]
             if self.admission_gate.guarded(index):
                 fitting = self._room.admitted(index, fitting, positions, answers)
-            planned = self._room.plan_most(index, [(b.key, b.stored_bytes) for b in fitting])
+            planned = self._room.plan_most(index, [(b.key, sizes[b.key]) for b in fitting])
             if planned is None:
                 continue
             draft, count = planned
             taken = fitting[:count]
-            targets = [self._new_target(b, index, positions.get(b.key, NO_POSITION)) for b in taken]
+            self._motion += count
+            new, position_of = self._copies.new, positions.get
+            targets = [new(b, index, position_of(b.key, NO_POSITION)) for b in taken]
             placement.plan = self._commit(draft, targets)
-            keys = {b.key for b in taken}
-            for block in taken:
-                self.admission_gate.settle(answers, block.key, into=index)
-                self.admission_gate.used(block.key)
+            keys = dict.fromkeys(b.key for b in taken)
+            self.admission_gate.took(answers, keys, index)
             placement.later = [b for b in todo if b.key not in keys]
             return placement
         todo = self._turn_away(todo, answers, placement)
@@ -328,9 +335,9 @@ class CacheManager:
             ledger.release(plan.claim)
             self._changed(*targets)
             return False
-        nbytes = 0
+        nbytes, by_id = 0, self._copies.by_id
         for ref in plan.targets:
-            self._copies.by_id[ref.copy_id].state = State.WRITING
+            by_id[ref.copy_id].state = State.WRITING
             nbytes += ref.nbytes
         ledger.begin(nbytes, plan.claim)
         ledger.release(plan.claim)
@@ -338,15 +345,17 @@ class CacheManager:
 
     def end_write(self, ref: CopyRef, *, ok: bool) -> None:
         """Make a target readable, or leave nothing of it behind."""
-        copy = self._copies.by_id[ref.copy_id]
+        copy_id, key, tier, nbytes, _, _ = ref
+        copy = self._copies.by_id[copy_id]
         assert copy.state is State.WRITING, f"end_write of a copy that is {copy.state.value}"
         self._motion -= 1
         if ok:
             copy.state = State.RESIDENT
-            item = Item(ref.copy_id, ref.key, ref.nbytes, copy.tokens, *copy.position)
-            self._policies[self._copies.index_of[ref.tier]].insert(item)
+            depth, parent = copy.position
+            item = Item(copy_id, key, nbytes, copy.tokens, depth, parent)
+            self._policies[self._copies.index_of[tier]].insert(item)
         else:
-            self._ledger(ref).end(ref.nbytes)
+            self._ledger(ref).end(nbytes)
             self._forget(copy)
         if copy.awaited or self._wanted_space:
             self._changed(copy)
@@ -378,28 +387,33 @@ class CacheManager:
         self.end_write(demotion.target, ok=ok)
         self._finish_source(demotion.source)
 
-    def pinned(self, ref: CopyRef) -> bool:
-        """Return whether a reader still holds a source that has left the index; await its copy
-        token."""
-        copy = self._copies.by_id[ref.copy_id]
-        if not copy.pins:
-            return False
-        copy.await_change()
-        return True
+    def pinned(self, refs: Sequence[CopyRef]) -> Token | None:
+        """Return what to await while a reader still holds one of the sources, which have left the
+        index."""
+        by_id = self._copies.by_id
+        for ref in refs:
+            copy = by_id[ref.copy_id]
+            if copy.pins:
+                return copy.await_change()
+        return None
 
-    def end_drop(self, ref: CopyRef, *, ok: bool, claim: Claim | None = None) -> None:
-        """End a delete. If it failed, the bytes may still be there and stay counted."""
-        copy = self._copies.by_id.pop(ref.copy_id)
-        assert copy.state is State.LEAVING, "only what has left the index may be deleted"
-        assert copy.pins == 0, "a copy was deleted under a reader"
-        self._motion -= 1
-        ledger = self.ledgers[self._copies.index_of[ref.tier]]
-        if ok:
-            ledger.end(ref.nbytes, claim)
-        else:
-            ledger.strand(ref.nbytes)
-        if copy.awaited or self._wanted_space:
-            self._changed(copy)
+    def end_drops(
+        self, refs: Sequence[CopyRef], *, stay: Container[int] = (), claim: Claim | None = None
+    ) -> None:
+        """End deletes. The bytes of those that failed, whose numbers are in `stay`, may still be
+        there and stay counted."""
+        by_id, index_of = self._copies.by_id, self._copies.index_of
+        self._motion -= len(refs)
+        for number, (copy_id, _, tier, nbytes, _, _) in enumerate(refs):
+            copy = by_id.pop(copy_id)
+            assert copy.state is State.LEAVING, "only what has left the index may be deleted"
+            assert copy.pins == 0, "a copy was deleted under a reader"
+            if number in stay:
+                self.ledgers[index_of[tier]].strand(nbytes)
+            else:
+                self.ledgers[index_of[tier]].end(nbytes, claim)
+            if copy.awaited or self._wanted_space:
+                self._changed(copy)
 
     # --- laws ------------------------------------------------------------------------------
 
@@ -503,41 +517,34 @@ class CacheManager:
 
     # --- making copies ---------------------------------------------------------------------
 
-    def _new_target(self, block: Block, index: int, position: Position) -> CopyRef:
-        self._motion += 1
-        return self._copies.new(block, index, position=position).ref
-
     def _new_copy_of(self, source: Copy, index: int) -> CopyRef:
         self._motion += 1
-        return self._copies.new_from(source, index).ref
+        return self._copies.new_from(source, index)
 
     def _forget(self, copy: Copy) -> None:
         """Remove a copy that never became readable."""
         if copy.unread:
             self.prefetches.failed.add(copy.ref.nbytes)
-        self._copies.unlist(copy)
+        last = self._copies.unlist(copy)
         del self._copies.by_id[copy.ref.copy_id]
-        if copy.derived:  # its source may have failed meanwhile, when this one gave hope
-            self._count_loss(copy)
+        if last and copy.derived:  # its source may have failed meanwhile, when this one gave hope
+            self.lost_bytes += copy.ref.nbytes
 
-    def _leave(self, copy: Copy) -> None:
-        """Take a copy out of the index, after it has left the policy; its bytes are still there."""
+    def _leave(self, copy: Copy) -> bool:
+        """Take a copy out of the index, after it has left the policy; its bytes are still there.
+        Return whether it was the block's last."""
         assert copy.state is State.RESIDENT, "only a resident copy can leave"
         copy.state = State.LEAVING
         if copy.unread:
             self.prefetches.wasted.add(copy.ref.nbytes)
             copy.unread = False
-        self._copies.unlist(copy)
-
-    def _count_loss(self, copy: Copy) -> None:
-        if copy.ref.key not in self._copies.by_key:
-            self.lost_bytes += copy.ref.nbytes
+        return self._copies.unlist(copy)
 
     def _finish_source(self, ref: CopyRef) -> None:
         """Take a demotion's source out of the index; its delete is now pending."""
         copy = self._copies.by_id[ref.copy_id]
-        self._leave(copy)
-        self._count_loss(copy)
+        if self._leave(copy):
+            self.lost_bytes += ref.nbytes
         if copy.awaited or self._wanted_space:
             self._changed(copy)
 
@@ -556,8 +563,9 @@ class CacheManager:
         for level in draft.levels:
             claim = self.ledgers[level.index].claim(level.need, level.held)
             levels[id(level)] = RoomLevel(claim, (), ())
+            remove = self._policies[level.index].remove
             for copy in level.victims:
-                self._policies[level.index].remove(copy.ref.copy_id, evicted=True)
+                remove(copy.ref.copy_id, evicted=True)
         for level in draft.levels:
             real = levels[id(level)]
             real.drops = tuple(self._drop(copy) for copy in level.drops)
@@ -577,9 +585,8 @@ class CacheManager:
             self.admission_gate.settle(draft.answers, key, into=into.get(key))
 
     def _drop(self, copy: Copy) -> CopyRef:
-        self._leave(copy)
         self._motion += 1
-        if copy.ref.key not in self._copies.by_key:
+        if self._leave(copy):
             self.dropped_last_copies += 1
         return copy.ref
 

@@ -107,8 +107,9 @@ class RoomPlanner:
 
     def _expect(self, index: int, keys: Iterable[Key]) -> None:
         policy = self._policies[index]
-        for key in keys:
-            policy.expect(key)
+        if type(policy).expect is not Eviction.expect:
+            for key in keys:
+                policy.expect(key)
 
     def _draft(self, index: int, need: int, largest: int, draft: Draft) -> DraftLevel | None:
         """Plan room for `need` bytes in a tier and, for the victims, in the tiers below it."""
@@ -127,7 +128,7 @@ class RoomPlanner:
                 return None
             victims = chosen
             for victim in victims:
-                lower = self._copies.lower(victim)
+                lower = self._copies.lower(victim, index)
                 if lower is None:
                     down.append(victim)
                 else:
@@ -151,16 +152,16 @@ class RoomPlanner:
         victims: list[Copy] = []
         if short <= 0:
             return victims
-        policy = self._policies[index]
+        policy, by_id, chosen = self._policies[index], self._copies.by_id, draft.chosen
         most = self._limits.rules.max_victims(len(policy))
         for copy_id in policy.victims():
-            copy = self._copies.by_id[copy_id]
-            if copy.pins or copy_id in draft.chosen:
+            copy = by_id[copy_id]
+            if copy.pins or copy_id in chosen:
                 continue
             if len(victims) == most:
                 return None
             victims.append(copy)
-            draft.chosen.add(copy_id)
+            chosen.add(copy_id)
             short -= copy.ref.nbytes
             if short <= 0:
                 return victims
@@ -174,15 +175,21 @@ class RoomPlanner:
         groups: dict[int, list[Copy]] = {}
         loads: dict[int, int] = {}
         below = range(index + 1, self._limits.last + 1)
+        if not below:
+            drops += down
+            return groups
         rivals = {target: self._rivals(target, draft.chosen) for target in below}
+        homes: dict[int, list[tuple[int, int | None]]] = {}  # by size: tiers and their limits
         for copy in down:
-            nbytes = copy.ref.nbytes
-            for target in below:
-                limit = self._limits.limit(target, nbytes)
+            _, key, _, nbytes, _, _ = copy.ref
+            if nbytes not in homes:
+                fitting = (target for target in below if self._limits.fits(target, nbytes))
+                homes[nbytes] = [(target, self._limits.limit(target, nbytes)) for target in fitting]
+            entry = self._copies.by_key[key]
+            for target, limit in homes[nbytes]:
                 load = loads.get(target, 0) + nbytes
                 if (
-                    self._copies.by_key[copy.ref.key][target] is None  # else one is coming there
-                    and self._limits.fits(target, nbytes)
+                    entry[target] is None  # else one is coming there
                     and (limit is None or load <= limit)
                     and self._takes(target, copy, draft, rivals[target])
                 ):

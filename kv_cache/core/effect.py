@@ -188,6 +188,8 @@ class Done(NamedTuple):
     @property
     def failures(self) -> "dict[int, OpDone]":
         """What did not go well, by its number in the `Transfer`."""
+        if not self.ops:
+            return {}
         return {number: op for number, op in enumerate(self.ops) if op.error is not None}
 
 

@@ -31,9 +31,10 @@ def objects_of(ref: CopyRef) -> Iterator[CopyRef]:
 
 def of_objects(ops: Sequence[Op]) -> tuple[Op, ...]:
     """Return the operations on the objects of each copy, in the order of the copies."""
-    if all(op.target.objects == 1 for op in ops):
-        return tuple(ops)
-    return tuple(part for op in ops for part in _parts(op))
+    for op in ops:
+        if op.target.objects > 1:
+            return tuple(part for op in ops for part in _parts(op))
+    return tuple(ops)
 
 
 def of_blocks(ops: Sequence[Op], done: Sequence[OpDone]) -> tuple[OpDone, ...]:

@@ -95,7 +95,12 @@ class Values(NamedTuple):
         if lowest == highest:
             buckets = [bucket_of(lowest)] * len(values)
         else:
-            buckets = [bucket_of(value) for value in values]
+            buckets = [  # `bucket_of`, without the call
+                value
+                if (shift := value.bit_length() - _BITS - 1) <= 0
+                else (shift << _BITS) + (value >> shift)
+                for value in values
+            ]
         return cls(buckets, sum(values), lowest, highest)
 
 
@@ -185,6 +190,8 @@ class Histogram:
     def bounds(self, percents: Iterable[float]) -> list[Bound]:
         """Return the values of `at_ranks`, and which of them are lower bounds."""
         if self.in_flight is None:
+            if self.lowest is not None and self.lowest == self.highest:
+                return [Bound(float(self.lowest), False) for _ in percents]
             first, last = self._reach()
             below = np.cumsum(self._array()[first:last])
             count = self.count

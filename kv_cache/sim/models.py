@@ -59,13 +59,14 @@ class Devices:
         It must not be asked for ahead of its time: it would keep a server waiting idle."""
         if kind is OpKind.DELETE:
             return now_ns
-        tier, nbytes = ref.tier, ref.nbytes
+        _, _, tier, nbytes, _, _ = ref
         takes_ns = self._takes_ns.get((tier, kind, nbytes))
         if takes_ns is None:
             takes_ns = self._models[tier].service_ns(kind, nbytes)
             self._takes_ns[tier, kind, nbytes] = takes_ns
         free = self._free[tier]
-        end_ns = max(now_ns, free[0]) + takes_ns
+        free_ns = free[0]
+        end_ns = (now_ns if now_ns > free_ns else free_ns) + takes_ns
         heapq.heapreplace(free, end_ns)
         return end_ns
 

@@ -318,7 +318,7 @@ class CacheMachine(RuleBasedStateMachine):
             if ready:
                 yield [partial(self._end_demotion, demotion) for demotion in ready]
             sources = [demotion.source for demotion in level.demotions]
-            while any(self.cache.pinned(ref) for ref in sources):
+            while self.cache.pinned(sources) is not None:
                 yield []
             if sources:
                 yield [partial(self._end_drop, level.claim, ref) for ref in sources]
@@ -344,7 +344,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _end_drop(self, claim: Claim | None, ref: CopyRef, ok: bool) -> None:
         self.disk.delete(ref, ok)
-        self.cache.end_drop(ref, ok=ok, claim=claim)
+        self.cache.end_drops([ref], stay=() if ok else (0,), claim=claim)
 
 
 CacheMachine.TestCase.settings = settings(
@@ -366,10 +366,10 @@ def cache_of(**pages: int) -> CacheManager:
 def make_room(cache: CacheManager, plan: RoomPlan) -> None:
     for level in plan.levels:
         for ref in level.drops:
-            cache.end_drop(ref, ok=True, claim=level.claim)
+            cache.end_drops([ref], claim=level.claim)
         for demotion in cache.begin_demotions(level):
             cache.end_demotion(demotion, ok=True)
-            cache.end_drop(demotion.source, ok=True, claim=level.claim)
+            cache.end_drops([demotion.source], claim=level.claim)
 
 
 def stored(cache: CacheManager, *blocks: Block) -> None:
@@ -412,7 +412,7 @@ def test_a_loss_is_counted_when_the_promotion_that_gave_hope_fails_too() -> None
     cache.end_write(plan.targets[0], ok=False)  # and so does the other
     assert cache.lost_bytes == 4 * PAGE
     assert cache.end_read(moved, ok=False) == moved
-    cache.end_drop(moved, ok=True)
+    cache.end_drops([moved])
     assert cache.lost_bytes == 4 * PAGE
     cache.check()
     assert cache.idle
@@ -463,10 +463,10 @@ def test_a_demotion_without_its_room_is_given_up_and_the_store_above_goes_on() -
     plan = cache.begin_stores([page(2)]).plan
     assert plan is not None
     below, above = plan.levels
-    cache.end_drop(below.drops[0], ok=False, claim=below.claim)  # its bytes may still be there
+    cache.end_drops(below.drops, stay=[0], claim=below.claim)  # its bytes may still be there
     assert cache.begin_demotions(above) == []
     assert cache.lost_bytes == PAGE
-    cache.end_drop(above.demotions[0].source, ok=True, claim=above.claim)
+    cache.end_drops([above.demotions[0].source], claim=above.claim)
     assert cache.begin_writes(plan)
     cache.end_write(plan.targets[0], ok=True)
     assert [cache.resident(page(n).key) is not None for n in range(3)] == [False, False, True]
