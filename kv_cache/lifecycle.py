@@ -10,6 +10,7 @@ something always runs to its end, so nothing waits for ever.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from itertools import repeat
 
 from msgspec import Struct, field
 
@@ -390,7 +391,7 @@ def _load(p: _Progress, pinned: Sequence[CopyRef], cause: Cause) -> Step:
 
 
 def _read(p: _Progress, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef]) -> Step:
-    done = yield Transfer(tuple(Read(ref, cause) for ref in refs))
+    done = yield Transfer(tuple(map(Read, refs, repeat(cause))))
     p.now_ns, failures = done.at_ns, done.failures
     for number, ref in enumerate(refs):
         _end_load(p, ref, failures.get(number), cause, bad)
@@ -512,7 +513,7 @@ def _write(p: _Progress | _Background, plan: RoomPlan, cause: Cause) -> Step:
     if not cache.begin_writes(plan):
         p.fail(ROOM_LOST)
         return
-    done = yield Transfer(tuple(Write(ref, cause) for ref in plan.targets))
+    done = yield Transfer(tuple(map(Write, plan.targets, repeat(cause))))
     p.now_ns, failures = done.at_ns, done.failures
     for number, ref in enumerate(plan.targets):
         failure = failures.get(number)
@@ -597,14 +598,14 @@ def _make_room(
     evicted, demoted = charged or Cause.EVICTION, charged or Cause.DEMOTION
     for level in plan.levels:
         if level.drops:
-            done = yield Transfer(tuple(Delete(ref, evicted) for ref in level.drops))
+            done = yield Transfer(tuple(map(Delete, level.drops, repeat(evicted))))
             now_ns = done.at_ns
             _end_drops(level.drops, done, world, level.claim)
         if not level.demotions:
             continue
         ready = cache.begin_demotions(level)
         if ready:
-            moves = tuple(Move(d.source, d.target, demoted) for d in ready)
+            moves = tuple([Move(d.source, d.target, demoted) for d in ready])
             done = yield Transfer(moves)
             now_ns = done.at_ns
             failures = done.failures
@@ -614,7 +615,7 @@ def _make_room(
         while (token := cache.pinned(sources)) is not None:
             done = yield Await(token)
             now_ns = done.at_ns
-        done = yield Transfer(tuple(Delete(ref, demoted) for ref in sources))
+        done = yield Transfer(tuple(map(Delete, sources, repeat(demoted))))
         now_ns = done.at_ns
         _end_drops(sources, done, world, level.claim)
     return now_ns

@@ -49,6 +49,7 @@ from kv_cache.files.writing import write_atomically
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.result.document import build_result, with_left_behind
 from kv_cache.result.trials import aggregate, trial_seed
+from kv_cache.sim.garbage import rarely_looked_for
 from kv_cache.sim.run import simulate
 
 log = logging.getLogger("kv_cache")
@@ -192,8 +193,9 @@ class _Running:
         self.watchers = Watchers(self.job)
         if self.job.config.run.virtual_time:
             self.watchers.open()
-            outcome = self.watchers.complete(self._simulated(), self.caught.name)
-            return self._conclude(outcome)
+            with rarely_looked_for():  # a result is built of trees, which hold no cycles
+                outcome = self.watchers.complete(self._simulated(), self.caught.name)
+                return self._conclude(outcome)
         with endpoint(self.job.config) as served:
             return self._measure(served)
 

@@ -568,10 +568,12 @@ class CacheManager:
                 remove(copy.ref.copy_id, evicted=True)
         for level in draft.levels:
             real = levels[id(level)]
-            real.drops = tuple(self._drop(copy) for copy in level.drops)
+            real.drops = tuple([self._drop(copy) for copy in level.drops])
             real.demotions = tuple(
-                self._demote(copy, below.index, levels[id(below)].claim)
-                for copy, below in level.demotions
+                [
+                    self._demote(copy, below.index, levels[id(below)].claim)
+                    for copy, below in level.demotions
+                ]
             )
         ordered = tuple(levels[id(level)] for level in draft.levels)
         return RoomPlan(tuple(targets), ordered, ordered[-1].claim)

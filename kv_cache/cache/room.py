@@ -127,8 +127,9 @@ class RoomPlanner:
             if chosen is None:
                 return None
             victims = chosen
+            last = index == self._limits.last
             for victim in victims:
-                lower = self._copies.lower(victim, index)
+                lower = None if last else self._copies.lower(victim, index)
                 if lower is None:
                     down.append(victim)
                 else:

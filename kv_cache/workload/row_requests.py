@@ -183,11 +183,10 @@ class RowRequests:
             key = content_key("sequence", *scope[1:], *hash_ids)
             return (geometry.block(key, traced * len(hash_ids)),)
         if size == traced:
-            return tuple(geometry.block(content_key(*scope, h), traced) for h in hash_ids)
-        return tuple(
-            geometry.block(content_key(*scope, h, part), size)
-            for h in hash_ids
-            for part in range(traced // size)
+            return geometry.blocks((content_key(*scope, h) for h in hash_ids), traced)
+        parts = range(traced // size)
+        return geometry.blocks(
+            (content_key(*scope, h, part) for h in hash_ids for part in parts), size
         )
 
     def _turn(self, plain: Request, row: TraceRow, session: str) -> Request:

@@ -1,6 +1,6 @@
 """From tokens to blocks: the geometry of one run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -31,8 +31,10 @@ class Geometry(Struct, frozen=True, kw_only=True):
 
     def stream(self, name: Sequence[str | int], first: int, count: int) -> tuple[Block, ...]:
         """Return blocks `first` to `first + count` of a token stream that only ever grows."""
-        nbytes, objects = self.nbytes(self.block_tokens), self.objects
-        return tuple(
-            Block(content_key(*name, index), self.block_tokens, nbytes, objects)
-            for index in range(first, first + count)
-        )
+        places = range(first, first + count)
+        return self.blocks((content_key(*name, place) for place in places), self.block_tokens)
+
+    def blocks(self, keys: Iterable[Key], tokens: int) -> tuple[Block, ...]:
+        """Return blocks of as many tokens each."""
+        nbytes, objects = self.nbytes(tokens), self.objects
+        return tuple([Block(key, tokens, nbytes, objects) for key in keys])
