@@ -1,7 +1,8 @@
 """The copies of blocks that exist or are on their way, by their id and by their key."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ class Position(NamedTuple):
     parent: Key | None
 
 
+_ref: Callable[[tuple[int, Key, Tier, int, int, int]], CopyRef] = partial(tuple.__new__, CopyRef)
+"""As the class, of all of its fields, without a frame of Python's."""
 NO_POSITION = Position(0, None)
 NO_POSITIONS: Mapping[Key, Position] = MappingProxyType({})
 
@@ -92,16 +95,15 @@ class Copies:
         """List a copy of new data, which is to be written."""
         version, objects = self._next_version, block.objects
         self._next_version += objects
-        ref = CopyRef(
-            self._next_copy_id, block.key, self._tiers[index], block.stored_bytes, version, objects
-        )
+        tier, nbytes = self._tiers[index], block.stored_bytes
+        ref = _ref((self._next_copy_id, block.key, tier, nbytes, version, objects))
         self._list(index, Copy(ref, tokens=block.tokens, position=position))
         return ref
 
     def new_from(self, source: Copy, index: int) -> CopyRef:
         """List a copy that is to be made from another one."""
         _, key, _, nbytes, version, objects = source.ref
-        ref = CopyRef(self._next_copy_id, key, self._tiers[index], nbytes, version, objects)
+        ref = _ref((self._next_copy_id, key, self._tiers[index], nbytes, version, objects))
         copy = Copy(
             ref,
             derived=True,

@@ -402,18 +402,20 @@ class CacheManager:
     ) -> None:
         """End deletes. The bytes of those that failed, whose numbers are in `stay`, may still be
         there and stay counted."""
-        by_id, index_of = self._copies.by_id, self._copies.index_of
+        by_id, ended = self._copies.by_id, dict[Tier, int]()
         self._motion -= len(refs)
         for number, (copy_id, _, tier, nbytes, _, _) in enumerate(refs):
             copy = by_id.pop(copy_id)
             assert copy.state is State.LEAVING, "only what has left the index may be deleted"
             assert copy.pins == 0, "a copy was deleted under a reader"
             if number in stay:
-                self.ledgers[index_of[tier]].strand(nbytes)
+                self.ledgers[self._copies.index_of[tier]].strand(nbytes)
             else:
-                self.ledgers[index_of[tier]].end(nbytes, claim)
+                ended[tier] = ended.get(tier, 0) + nbytes
             if copy.awaited or self._wanted_space:
                 self._changed(copy)
+        for tier, nbytes in ended.items():
+            self.ledgers[self._copies.index_of[tier]].end(nbytes, claim)
 
     # --- laws ------------------------------------------------------------------------------
 

@@ -193,7 +193,7 @@ class Histogram:
             if self.lowest is not None and self.lowest == self.highest:
                 return [Bound(float(self.lowest), False) for _ in percents]
             first, last = self._reach()
-            below = np.cumsum(self._array()[first:last])
+            below = self._array()[first:last].cumsum()
             count = self.count
             return [Bound(self._at(below, count, percent, first), False) for percent in percents]
         below = np.cumsum(self._array())
@@ -224,7 +224,7 @@ class Histogram:
         rank = max(1, -(-part * count // of))
         if rank >= count:
             return float(highest)
-        low, high = bucket_bounds(first + int(np.searchsorted(below, rank)))
+        low, high = bucket_bounds(first + int(below.searchsorted(rank)))
         return float(min(max((low + high) / 2, self.lowest), highest))
 
     def clear(self) -> None:

@@ -6,7 +6,7 @@ byte, in every process. Nothing here may look at a real clock.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain, count
 from math import inf
@@ -21,6 +21,7 @@ from kv_cache.core.effect import (
     Delete,
     Done,
     Effect,
+    EndedLegs,
     Leg,
     Life,
     Move,
@@ -89,6 +90,12 @@ _KINDS: Mapping[type[Op], OpKind] = {
     Read: OpKind.READ, Write: OpKind.WRITE, Delete: OpKind.DELETE, Move: OpKind.READ,
 }  # fmt: skip
 """What is asked for first."""
+
+
+def _last_end(ends_ns: Sequence[int], first: int) -> tuple[int, int]:
+    """Return the latest end, with the place of its last operation; the `first` has that one."""
+    end_ns = max(ends_ns)
+    return end_ns, first + len(ends_ns) - 1 - ends_ns[::-1].index(end_ns)
 
 
 class Simulation:
@@ -406,8 +413,8 @@ class Simulation:
         now_ns, number = self._clock.now_ns(), self._sequence
         self._sequence += len(ops)
         kind, cause = _KINDS[type(ops[0])], ops[0].cause  # a batch is of one kind and cause
-        sources = [op.source for op in ops]
-        ends_ns = self._devices.ends_ns(sources, kind, now_ns)
+        sources, asked_ns = [op.source for op in ops], [now_ns] * len(ops)
+        ends_ns = self._devices.ends_ns(sources, kind, asked_ns)
         if isinstance(ops[0], Move):
             reading = sorted(zip(ends_ns, count(number), ops, strict=False))
             reading.reverse()
@@ -415,10 +422,9 @@ class Simulation:
             self._ends.moving[number] = cause, now_ns, moves.reading
             self._await_read(moves)
             return
-        self._ends.add_batch(kind, cause, now_ns, ends_ns, sources)
-        end_ns = max(ends_ns)
-        last = len(ends_ns) - 1 - ends_ns[::-1].index(end_ns)
-        self._end_batch(life, on_end, end_ns, number + last)
+        legs = EndedLegs(ends_ns, asked_ns, sources)
+        self._ends.add(kind, cause, legs, ends_ns, new=kind is OpKind.WRITE)
+        self._end_batch(life, on_end, *_last_end(ends_ns, number))
 
     def _await_read(self, moves: _Moves) -> None:
         read_ns, number, _ = moves.reading[-1]
@@ -427,28 +433,28 @@ class Simulation:
 
     def _write_moved(self, moves: _Moves) -> None:
         """Ask for the second legs of moves whose first has ended, until something else happens."""
-        ends, clock, events, reading = self._ends, self._clock, self._events, moves.reading
-        end_ns_of, cause = self._devices.end_ns, reading[-1][2].cause
-        until_ns = self._until_ns()
-        moved: list[tuple[int, int, Move]] = []
-        while True:
-            read_ns, _, op = reading.pop()
-            end_ns = end_ns_of(op.target, OpKind.WRITE, read_ns)
-            moved.append((end_ns, read_ns, op))
-            if end_ns >= moves.end[0]:
-                moves.end = end_ns, self._sequence
-            self._sequence += 1
-            if not reading:
-                break
+        events, reading, until_ns = self._events, moves.reading, self._until_ns()
+        moved = [reading.pop()]
+        while reading:
             due_ns, number, _ = reading[-1]
             if due_ns >= until_ns or (events and events[0] < (due_ns, False, number)):
                 break
-        clock.advance_to(read_ns)
-        ends.add_moved(cause, moves.asked_ns, moved)
+            moved.append(reading.pop())
+        read_ns = [each[0] for each in moved]
+        sources = [op.source for _, _, op in moved]
+        targets = [op.target for _, _, op in moved]
+        ends_ns = self._devices.ends_ns(targets, OpKind.WRITE, read_ns)
+        self._clock.advance_to(read_ns[-1])
+        cause, asked_ns = moved[0][2].cause, [moves.asked_ns] * len(moved)
+        read, written = EndedLegs(read_ns, asked_ns, sources), EndedLegs(ends_ns, read_ns, targets)
+        self._ends.add(OpKind.READ, cause, read, ends_ns, new=False)
+        self._ends.add(OpKind.WRITE, cause, written, ends_ns, new=False)
+        moves.end = max(moves.end, _last_end(ends_ns, self._sequence))
+        self._sequence += len(moved)
         if reading:
             self._await_read(moves)
             return
-        del ends.moving[moves.first]
+        del self._ends.moving[moves.first]
         self._end_batch(moves.life, moves.on_end, *moves.end)
 
     def _end_batch(

@@ -60,54 +60,27 @@ class Ends:
         """Moves that do not all write yet: why, when they were asked for, and those that do
         not."""
 
-    def add_moved(
-        self, cause: Cause, asked_ns: int, moved: Sequence[tuple[int, int, Move]]
+    def add(
+        self, kind: OpKind, cause: Cause, legs: EndedLegs, over_ns: Sequence[int], *, new: bool
     ) -> None:
-        """Add both legs of moves that were asked for together: each with when it has ended, and
-        when it has read."""
-        slot, place = -1, (Tier.GPU, Tier.GPU)
-        reads = writes = _Waiting()
-        for end_ns, read_ns, move in moved:
-            source, target = move.source, move.target
-            if end_ns // self._slot_ns != slot or place != (source.tier, target.tier):
-                slot, place = end_ns // self._slot_ns, (source.tier, target.tier)
-                sides = self._slots[slot]
-                reads = sides[source.tier, OpKind.READ, cause, False]
-                writes = sides[target.tier, OpKind.WRITE, cause, False]
-            reads.over_ns.append(end_ns)
-            reads.ended_ns.append(read_ns)
-            reads.began_ns.append(asked_ns)
-            reads.refs.append(source)
-            writes.over_ns.append(end_ns)
-            writes.ended_ns.append(end_ns)
-            writes.began_ns.append(read_ns)
-            writes.refs.append(target)
-
-    def add_batch(
-        self,
-        kind: OpKind,
-        cause: Cause,
-        asked_ns: int,
-        ends_ns: Sequence[int],
-        refs: Sequence[CopyRef],
-    ) -> None:
-        """Add operations of one leg that were asked for together."""
-        new = kind is OpKind.WRITE
+        """Add legs of operations that were asked for together, each with when its whole operation
+        is over. `new`: new data is stored."""
+        ended_ns, began_ns, refs = legs
         tiers = {ref.tier for ref in refs}
-        slot = min(ends_ns) // self._slot_ns
-        if len(tiers) == 1 and max(ends_ns) // self._slot_ns == slot:
-            legs = self._slots[slot][tiers.pop(), kind, cause, new]
-            legs.over_ns += ends_ns
-            legs.ended_ns += ends_ns
-            legs.began_ns += [asked_ns] * len(refs)
-            legs.refs += refs
+        slot = min(over_ns) // self._slot_ns
+        if len(tiers) == 1 and max(over_ns) // self._slot_ns == slot:
+            waiting = self._slots[slot][tiers.pop(), kind, cause, new]
+            waiting.over_ns += over_ns
+            waiting.ended_ns += ended_ns
+            waiting.began_ns += began_ns
+            waiting.refs += refs
             return
-        for ref, end_ns in zip(refs, ends_ns, strict=True):
-            legs = self._slots[end_ns // self._slot_ns][ref.tier, kind, cause, new]
-            legs.over_ns.append(end_ns)
-            legs.ended_ns.append(end_ns)
-            legs.began_ns.append(asked_ns)
-            legs.refs.append(ref)
+        for over, ended, began, ref in zip(over_ns, ended_ns, began_ns, refs, strict=True):
+            waiting = self._slots[over // self._slot_ns][ref.tier, kind, cause, new]
+            waiting.over_ns.append(over)
+            waiting.ended_ns.append(ended)
+            waiting.began_ns.append(began)
+            waiting.refs.append(ref)
 
     def settle(self, before_ns: int) -> None:
         """Count the legs of all operations that end before an instant."""

@@ -51,31 +51,37 @@ class Devices:
         self._takes_ns: dict[tuple[Tier, OpKind, int], int] = {}
 
     def leg(self, ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:
-        """As `end_ns`, with all that is known of the leg."""
-        return known_leg(ref, kind, now_ns, self.end_ns(ref, kind, now_ns))
+        """As `ends_ns` of one, with all that is known of the leg."""
+        (end_ns,) = self.ends_ns((ref,), kind, (now_ns,))
+        return known_leg(ref, kind, now_ns, end_ns)
 
-    def end_ns(self, ref: CopyRef, kind: OpKind, now_ns: int) -> int:
-        """Queue one side of an operation that is asked for now, and return when it will have ended.
-        It must not be asked for ahead of its time: it would keep a server waiting idle."""
+    def ends_ns(
+        self, refs: Sequence[CopyRef], kind: OpKind, asked_ns: Sequence[int]
+    ) -> Sequence[int]:
+        """Queue one side of each operation, in the order in which they are asked for, and return
+        when they will have ended. None must be asked for ahead of its time: it would keep a server
+        waiting idle."""
         if kind is OpKind.DELETE:
-            return now_ns
-        _, _, tier, nbytes, _, _ = ref
+            return asked_ns
+        ends_ns: list[int] = []
+        before: tuple[Tier, int] | None = None
+        takes_ns, free = 0, [0]
+        for (_, _, tier, nbytes, _, _), now_ns in zip(refs, asked_ns, strict=True):
+            if (tier, nbytes) != before:
+                before = tier, nbytes
+                takes_ns, free = self._service_ns(tier, kind, nbytes), self._free[tier]
+            free_ns = free[0]
+            end_ns = (now_ns if now_ns > free_ns else free_ns) + takes_ns
+            heapq.heapreplace(free, end_ns)
+            ends_ns.append(end_ns)
+        return ends_ns
+
+    def _service_ns(self, tier: Tier, kind: OpKind, nbytes: int) -> int:
         takes_ns = self._takes_ns.get((tier, kind, nbytes))
         if takes_ns is None:
             takes_ns = self._models[tier].service_ns(kind, nbytes)
             self._takes_ns[tier, kind, nbytes] = takes_ns
-        free = self._free[tier]
-        free_ns = free[0]
-        end_ns = (now_ns if now_ns > free_ns else free_ns) + takes_ns
-        heapq.heapreplace(free, end_ns)
-        return end_ns
-
-    def ends_ns(self, refs: Sequence[CopyRef], kind: OpKind, now_ns: int) -> list[int]:
-        """As `end_ns` of each, in their order."""
-        if kind is OpKind.DELETE:
-            return [now_ns] * len(refs)
-        end_ns = self.end_ns
-        return [end_ns(ref, kind, now_ns) for ref in refs]
+        return takes_ns
 
 
 def asked(ref: CopyRef, kind: OpKind, now_ns: int) -> Leg:

@@ -72,11 +72,13 @@ class Changing(Devices):
 
     factor = 1.0
 
-    def end_ns(self, ref: CopyRef, kind: OpKind, now_ns: int) -> int:
+    def ends_ns(
+        self, refs: Sequence[CopyRef], kind: OpKind, asked_ns: Sequence[int]
+    ) -> Sequence[int]:
         service_ns = round(s_to_ns(SERVICE_S) / self.factor)
         self._models = {Tier.NVME: TierModel(write_latency_ns=service_ns)}
         self._takes_ns.clear()
-        return super().end_ns(ref, kind, now_ns)
+        return super().ends_ns(refs, kind, asked_ns)
 
 
 @dataclass(slots=True, eq=False)
