@@ -15,7 +15,8 @@ being demoted stays readable until its lower copy is complete; then it leaves th
 deleted once its last reader has gone.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 
 from kv_cache.cache.admission_gate import AdmissionAnswers, AdmissionGate
 from kv_cache.cache.copies import NO_POSITION, NO_POSITIONS, Copies, Copy, Position, State
@@ -34,6 +35,11 @@ from kv_cache.policy.eviction import Eviction, Item, MakeEviction
 
 ROOM: Token = ("room", 0)
 """Fired when space or victims may have become available, if a store waits for them."""
+
+_item: Callable[[tuple[int, Key, int, int, int, Key | None, int]], Item] = partial(
+    tuple.__new__, Item
+)
+"""As the class, of all of its fields, without a frame of Python's."""
 
 
 class CacheManager:
@@ -352,7 +358,7 @@ class CacheManager:
         if ok:
             copy.state = State.RESIDENT
             depth, parent = copy.position
-            item = Item(copy_id, key, nbytes, copy.tokens, depth, parent)
+            item = _item((copy_id, key, nbytes, copy.tokens, depth, parent, 1))
             self._policies[self._copies.index_of[tier]].insert(item)
         else:
             self._ledger(ref).end(nbytes)
