@@ -38,7 +38,7 @@ COMMAND = Command(
       kv-cache.py lab --pattern all --seeds 20
 
     Those that change what is asked are of use (--block-tokens, --model, --trace-format,
-    --skip-bad-rows, --seed, ...); with --pattern only --seed.
+    --skip-bad-rows, --seed, ...); with --pattern only --seed and --no-progress.
 
     exit code: 0 done, 1 a file is not where it was to be, 2 bad input, 130 and 143 interrupted
     """,
