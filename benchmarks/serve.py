@@ -13,9 +13,9 @@ that is throttled to 30 MB/s (needs root and nbdkit). In one run, so many counte
 and go (A) every few seconds, in groups of A B B A and B A A B by turns, and of each block the
 bandwidth and the percentiles of its storage reads are taken from the records of the run. It prints
 the ratio B / A of each with its 95 % interval between groups. What differs between runs differs in
-both; to keep blocks alike as well, eight users read objects of 64 KiB one after another, without
-writing, so that the device always has eight reads and their time is the device's rate. 16 groups
-of 7 s take 8 to 9 minutes.
+both; to keep blocks alike as well, eight users who never think read objects of 64 KiB one after
+another, without writing, so that the device always has eight reads and their time is the device's
+rate. 16 groups of 7 s take 8 to 9 minutes.
 """
 
 import argparse
@@ -66,7 +66,6 @@ STEADY = {
     "semantics.preset": "serving",  # blocks of 256 tokens: all objects have 64 KiB
     "run.mode": "decode-only",
     "io.threads": "1",
-    "workload.trace_speedup": "0",  # nobody thinks
     "tiers.gpu_mem_gib": "0",
     "tiers.cpu_mem_gib": "0",
     "tiers.storage_capacity_gib": "0.25",
@@ -77,6 +76,12 @@ STEADY = {
     "run.drain_s": "2",
     "output.records": "true",
 }
+_USERS = """
+user_templates:
+  chatbot: {context_range: [1024, 4096], generation_range: [10, 40], think_time_range: [0, 0]}
+  coding: {context_range: [1024, 4096], generation_range: [10, 40], think_time_range: [0, 0]}
+  document: {context_range: [1024, 4096], generation_range: [10, 40], think_time_range: [0, 0]}
+"""
 _SETTLE_S = 2.0  # after watchers came or went: the server's last look, and what was in flight
 
 
@@ -181,8 +186,11 @@ def abba(cache_dir: Path, groups: int, seconds: float, watchers: int) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         server = stack.enter_context(serving(Path(folder), f"--folder={cache_dir}"))
         length_s = groups * 4 * seconds + 20
+        users = Path(folder) / "users.yaml"
+        users.write_text(_USERS)
         name = server.start(**{
-            **STEADY, "run.duration_s": str(length_s), "tiers.cache_dir": str(cache_dir),
+            **STEADY, "config": str(users), "run.duration_s": str(length_s),
+            "tiers.cache_dir": str(cache_dir),
         })  # fmt: skip
         _until_measuring(server, name)
         blocks = [
