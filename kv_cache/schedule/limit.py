@@ -40,7 +40,11 @@ _EDGE = 0.02
 """Relative width of the edge that a side has; what was served has the error of its count too."""
 _NEIGHBOURS, _NEAR = 4, 0.5
 """So many probes, of loads at most so far apart (logarithm), share one inflation."""
-_PLACES, _ZOOMS = 400, 3
+_PLACES, _ENOUGH, _ZOOMS = 400, 50, 8
+"""The interval holds so many places at least: a step as wide as where the limit lies hides it."""
+_TAIL, _SAME = 2.5e-3, 0.9
+"""What is left out at each end for that: places far away, that bad moments alone leave possible.
+Not where as much as the whole range remains: then more than that lies there."""
 _SURE_DOF = 200
 
 Floats = NDArray[np.float64]
@@ -89,15 +93,16 @@ class LimitDistribution:
     def __init__(
         self, evidence: Sequence[Sequence[LimitEvidence]], lowest: float, highest: float
     ) -> None:
-        low, high = log(lowest / 2), log(highest * 2)
+        ends = log(lowest / 2), log(highest * 2)
         for _ in range(_ZOOMS):
-            self._places = np.linspace(low, high, _PLACES)
+            self._places = np.linspace(*ends, _PLACES)
             self._below = _least([_distribution(each, self._places) for each in evidence])
-            first, last = np.searchsorted(self._below, [1e-4, 1 - 1e-4])
-            near = self._places[max(0, first - 2)], self._places[min(_PLACES - 1, last + 2)]
-            if near[1] - near[0] > (high - low) / 2:
+            tails = [_TAIL, (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2, 1 - _TAIL]
+            first, low, high, last = (int(at) for at in np.searchsorted(self._below, tails))
+            first, last = max(0, first - 2), min(_PLACES - 1, last + 2)
+            if high - low >= _ENOUGH or last - first > _SAME * _PLACES:
                 break
-            low, high = near
+            ends = float(self._places[first]), float(self._places[last])
 
     def quantile(self, share: float) -> float:
         return exp(float(np.interp(share, self._below, self._places)))
