@@ -277,7 +277,8 @@ def _together(
 
 class _Alone:
     """The native transfers by themselves: each thread in a part of the file, or of the files, and
-    a buffer of its own."""
+    with a place of its own in memory for each object that it moves at a time, as in a run
+    (`bench/many`)."""
 
     def __init__(
         self, case: Case, payload: Payload, batches: BatchMover | None, root: Path
@@ -288,7 +289,9 @@ class _Alone:
         self._made = 0  # units of files
         self._names: list[bytes] = []  # as long as they are used
         self._fd = -1 if self._files else os.open(case.path, os.O_RDWR | os.O_DIRECT)
-        self._buffers = BufferPool(case.concurrency, round_up(case.batch * case.block, PAGE_BYTES))
+        places = case.batch if case.depth > 1 else 1  # a ring moves them in any order
+        size = round_up(places * case.block, 2 * MIB)  # in huge pages, as fio's and a run's are
+        self._buffers = BufferPool(case.concurrency, size)
         self._tables: list[npt.NDArray[np.void]] = []
         each = case.blocks // case.concurrency
         self._sectors = Does(0) if case.block % PAGE_BYTES == 0 else Does.SECTORS
@@ -300,7 +303,7 @@ class _Alone:
             rows["object"] = np.arange(each)
             rows["fd"], rows["nbytes"] = self._fd, case.block
             rows["offset"] = (thread * each + rows["object"]) * case.block
-            rows["address"] = buffer.address + rows["object"] % case.batch * case.block
+            rows["address"] = buffer.address + rows["object"] % places * case.block
             rows["bases"] = rows["offset"][:, np.newaxis] * np.array([3, 5, 7])  # any will do
             self._tables.append(rows)
 
