@@ -204,7 +204,7 @@ def planned_lab(options: LabOptions, source: TraceSource | PatternSource) -> Vie
 
 def _checked(
     options: LabOptions, source: TraceSource | PatternSource
-) -> tuple[PolicyComparison | TierComparison, Sequence[StudyFile]]:
+) -> tuple[LabComparison, Sequence[StudyFile]]:
     comparison, files = _comparison(options), _files(options)
     trace = source.config.trace_path() if isinstance(source, TraceSource) else None
     check_files(files, {} if trace is None else {"the trace": trace})
@@ -235,7 +235,7 @@ def unless_stopped(caught: Interrupts, study: Callable[[], Document]) -> Documen
 # --- what is compared ------------------------------------------------------------------------
 
 
-def _comparison(options: LabOptions) -> PolicyComparison | TierComparison:
+def _comparison(options: LabOptions) -> LabComparison:
     """Raises ConfigError."""
     if options.tiers is not None:
         return _tier_comparison(options, options.tiers)
@@ -395,7 +395,7 @@ class _OneSequence(Struct, frozen=True, kw_only=True):
 
 def _trace_document(
     stream: RequestStream,
-    comparison: PolicyComparison | TierComparison,
+    comparison: LabComparison,
     caught: Interrupts,
     progress: Progress,
 ) -> Document:

@@ -16,6 +16,7 @@ from kv_cache.core.callbacks import ignore
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses
 from kv_cache.lab.patterns import Pattern
+from kv_cache.lab.residency import Residency
 
 Row = dict[str, Any]
 Found = Sequence[Any]
@@ -62,6 +63,10 @@ class LabComparison(Protocol):
     @property
     def replays(self) -> int:
         """How often each sequence is replayed, without bounds."""
+
+    @property
+    def residencies(self) -> Sequence[Residency | None]:
+        """What blocks are held in, None for as they are."""
 
     @property
     def parts(self) -> int: ...

@@ -21,10 +21,10 @@ The store guarantees:
 import errno
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Flag, auto
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kv_cache.core.effect import VANISHED, CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
@@ -180,6 +180,22 @@ class PlacedStore(Store, Protocol):
 
     def give_up(self, ref: CopyRef, spans: Sequence[Span]) -> None:
         """Remove what was written of a copy, in `spans` or under its names."""
+
+
+_Placed = TypeVar("_Placed", Place, Place | Names)
+
+
+def place_each(
+    place: Callable[[CopyRef], _Placed], refs: Sequence[CopyRef]
+) -> Sequence[_Placed | StoreError]:
+    """Return what `place` says of each copy, or why it cannot."""
+    placed: list[_Placed | StoreError] = []
+    for ref in refs:
+        try:
+            placed.append(place(ref))
+        except StoreError as error:
+            placed.append(error)
+    return placed
 
 
 def call_nothing() -> None:

@@ -4,6 +4,7 @@ there is none, and says so."""
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from kv_cache.core.effect import VANISHED, CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
-from kv_cache.tiers.base import FREE, Capability, Place, Span
+from kv_cache.tiers.base import FREE, Capability, Place, Span, place_each
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.extents import Extent, Extents
 
@@ -108,13 +109,7 @@ class MemoryStore(ArenaStore):
         return Place(self.spans(extents), (), self.engine, memory=self._arena)
 
     def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
-        placed: list[Place | StoreError] = []
-        for ref in refs:
-            try:
-                placed.append(self.place(ref, writes=writes))
-            except StoreError as error:
-                placed.append(error)
-        return placed
+        return place_each(partial(self.place, writes=writes), refs)
 
     def synced_with(self, ref: CopyRef, spans: Sequence[Span], fd: int | None) -> None:
         return None

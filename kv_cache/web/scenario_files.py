@@ -12,6 +12,7 @@ from msgspec import Struct
 from kv_cache.config.scenarios import read_scenarios, scenario_names
 from kv_cache.config.yaml_files import find_config, read_yaml
 from kv_cache.core.errors import ConfigError, PlaceError, UsageError, os_reason
+from kv_cache.files.writing import write_atomically
 from kv_cache.web.classes import Folders
 
 FOLDER = "scenarios"
@@ -47,7 +48,7 @@ def write_scenario(results: Path, folders: Folders, drawn: DrawnScenario) -> Pat
     try:
         target.parent.mkdir(exist_ok=True)
         try:
-            draft.write_bytes(data)
+            write_atomically(draft, data)
             read_scenarios(draft)
             os.link(draft, target)
         except UsageError as error:

@@ -238,6 +238,23 @@ def test_the_list_of_runs_follows_what_begins_and_ends(served: Served, window: B
     window.until(f"{row} && !{row}.includes('running')", 60)
 
 
+def test_a_page_that_was_left_before_it_was_there_asks_for_nothing_more(
+    served: Served, window: Browser
+) -> None:
+    window.visit(f"{served.url}/#/traces")
+    window.until("document.querySelector('main h2')")
+    asked: list[int] = window.run(
+        "const slow = new Promise(r => setTimeout(r, 1500)), real = window.fetch; let count = 0;"
+        "window.fetch = async (path, ...rest) => {"
+        "  if (String(path).endsWith('/runs')) { count += 1; await slow; }"
+        "  return real(path, ...rest); };"
+        "const wait = ms => new Promise(r => setTimeout(r, ms));"
+        "location.hash = '#/runs'; await wait(500); location.hash = '#/traces'; await wait(1500);"
+        "const first = count; await wait(7000); window.fetch = real; return [first, count];"
+    )
+    assert asked == [1, 1]
+
+
 def test_a_simulation_shows_the_series_of_what_has_ended_while_it_goes_on(
     served: Served, window: Browser
 ) -> None:

@@ -3,14 +3,24 @@
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import Any, cast
 
 from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
-from kv_cache.tiers.base import Names, Place, PlacedStore, Sink, Span, Store, Tap, Unsynced
+from kv_cache.tiers.base import (
+    Names,
+    Place,
+    PlacedStore,
+    Sink,
+    Span,
+    Store,
+    Tap,
+    Unsynced,
+    place_each,
+)
 
 
 class Striped:
@@ -52,13 +62,7 @@ class Striped:
     def places(
         self, refs: Sequence[CopyRef], *, writes: bool
     ) -> Sequence[Place | Names | StoreError]:
-        return [self._found(ref, writes=writes) for ref in refs]
-
-    def _found(self, ref: CopyRef, *, writes: bool) -> Place | Names | StoreError:
-        try:
-            return self.place(ref, writes=writes)
-        except StoreError as error:
-            return error
+        return place_each(partial(self.place, writes=writes), refs)
 
     def synced_with(self, ref: CopyRef, spans: Sequence[Span], fd: int | None) -> Unsynced | None:
         return self._placed(self._of(ref)).synced_with(ref, spans, fd)

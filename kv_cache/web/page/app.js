@@ -9,8 +9,10 @@ import { traces } from "./traces.js";
 const PAGES = { start, runs, run: watch, results, trend, traces, token };
 const main = document.getElementById("main");
 let leave = null;
+let shows = 0;
 
 async function show() {
+  const turn = shows += 1;
   const [page, ...rest] = location.hash.replace(/^#\//, "").split("/").map(decodeURIComponent);
   if (leave) leave();
   leave = null;
@@ -23,13 +25,16 @@ async function show() {
   const place = h("div", {});
   main.replaceChildren(place);
   try {
-    leave = await PAGES[name](place, ...(page in PAGES ? rest : ["run"]));
+    const left = await PAGES[name](place, ...(page in PAGES ? rest : ["run"])) || null;
+    if (turn === shows) leave = left;
+    else if (left) left(); // another page was opened before this one was there
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
     const why = alert("why");
     place.replaceChildren(why);
     why.textContent = error.message;
   }
+  if (turn !== shows) return;
   const heading = place.querySelector("h2");
   document.title = `${heading ? heading.textContent : "KV-cache"} - storage benchmark`;
 }
