@@ -14,12 +14,14 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
 from msgspec import Struct
 
+from kv_cache.bench.owner import start_ticks
 from kv_cache.bench.path_checks import device_number
 from kv_cache.bench.probes.stack import FootKind, stack_of
 from kv_cache.bench.procfs import text_of
@@ -32,6 +34,7 @@ JOB = "KV_CACHE_JOB"
 _PREFIX = "kv-cache-device/"
 _NAME = re.compile(f" @{_PREFIX}([^/\n]+)/([0-9a-f]+)/([0-9]*)/([0-9]+)/[0-9a-f]+$", re.M)
 _UNIX_SOCKETS = Path("/proc/net/unix")
+_PATIENCE_S, _LOOK_S = 3.0, 0.05
 
 
 class DeviceInUseError(PlaceError):
@@ -97,7 +100,7 @@ def claim(place: Path, devices: Sequence[str], job: JobId) -> list[socket.socket
             mark = _Mark(device, digest, job.rank, os.getpid())
             held.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             held[-1].bind(f"\0{mark.begins()}{secrets.token_hex(4)}")
-            if others := sorted({other.pid for other in _marks() if not mark.shares(other)}):
+            if others := _others(mark):
                 who = ", ".join(map(str, others))
                 raise DeviceInUseError(
                     f"cache directory {place}: another run is using its device {device} (process "
@@ -108,6 +111,17 @@ def claim(place: Path, devices: Sequence[str], job: JobId) -> list[socket.socket
         release(held)
         raise
     return held
+
+
+def _others(mark: _Mark) -> list[int]:
+    """Return the processes of other jobs on the device of a mark. What a killed one leaves for a
+    moment, such as a child that it was just starting, is waited for."""
+    until_s = time.monotonic() + _PATIENCE_S
+    while others := sorted({other.pid for other in _marks() if not mark.shares(other)}):
+        if any(start_ticks(pid) is not None for pid in others) or time.monotonic() > until_s:
+            break
+        time.sleep(_LOOK_S)
+    return others
 
 
 def release(held: list[socket.socket]) -> None:

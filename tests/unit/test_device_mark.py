@@ -33,13 +33,27 @@ except device_mark.DeviceInUseError as error:
 print("held", flush=True)
 sys.stdin.read()
 """
+_BUSY_CHILD = _HOLDER.replace(
+    "print(",
+    """
+parent = os.getpid()
+if not os.fork():
+    import time
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    os._exit(0)
+print(""",
+)
 
 
 @contextmanager
-def holder(device: str, environ: dict[str, str]) -> Iterator["subprocess.Popen[str]"]:
+def holder(
+    device: str, environ: dict[str, str], code: str = _HOLDER
+) -> Iterator["subprocess.Popen[str]"]:
     """A process that wants a device, and has it until the end of the context if it can."""
     with subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, device], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", code, device], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env={"PYTHONPATH": str(ROOT), **environ},
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -98,6 +112,13 @@ def test_a_mark_ends_with_its_process(device: str, number: int) -> None:
         with pytest.raises(DeviceInUseError):
             claim(Path("/x"), (device,), JobId("other"))
         one.send_signal(number)
+        one.wait(timeout=30)
+        release(claim(Path("/x"), (device,), JobId("other")))
+
+
+def test_what_a_killed_process_was_just_starting_is_waited_for(device: str) -> None:
+    with holder(device, {}, _BUSY_CHILD) as one:
+        one.kill()
         one.wait(timeout=30)
         release(claim(Path("/x"), (device,), JobId("other")))
 
