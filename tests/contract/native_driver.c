@@ -4,7 +4,27 @@
  * wrong. Then objects of a file each, which rows open, write, sync (in each mode) or read, close or keep
  * open, and rename; and the same as a rehearsal. All along somebody else looks at the rows of all tables,
  * as a run does that is cut off: what has ended has its outcome. In some calls he sets the abort flag.
+ * Every fifth time the kernel refuses to take and give requests of a ring, for a reason that passes; and
+ * rings fail in the middle of reads, after which memory is the caller's again.
  */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static __thread int entered, fails_at; /* times; 0: never */
+
+static int refused(long number) {
+  static const int passing[] = {EINTR, EAGAIN, EBUSY};
+  if (number != SYS_io_uring_enter) return 0;
+  int times = ++entered;
+  if (times % 5 == 0) errno = passing[times / 5 % 3];
+  if (times == fails_at) errno = EIO;
+  return times % 5 == 0 || times == fails_at;
+}
+
+#define syscall(number, ...) (refused(number) ? -1 : syscall(number, __VA_ARGS__))
 
 #include "../../kv_cache/tiers/native/transfers.c"
 
@@ -227,6 +247,37 @@ static void *work(void *argument) {
   return NULL;
 }
 
+/* Rings that fail after so many calls, with reads in flight, if the disk is slower than memory. */
+static void rings_that_fail(const char *path) {
+  enum { READS = 32, EACH = 1 << 18, ALL = READS * EACH };
+  int direct = open(path, O_RDWR | O_CREAT | O_DIRECT, 0600);
+  if (direct < 0) direct = open(path, O_RDWR | O_CREAT, 0600);
+  char *memory = aligned_alloc(PAGE, ALL), *before = malloc(ALL);
+  memset(memory, 0x5A, ALL);
+  require(pwrite(direct, memory, ALL, 0) == ALL && !fsync(direct), "no file to read");
+  for (int times = 1; times <= 12; times++) {
+    struct piece pieces[READS] = {{0}};
+    struct ring *ring;
+    int32_t abort = 0;
+    for (int i = 0; i < READS; i++)
+      pieces[i] = (struct piece){.object = i, .fd = direct, .offset = i * EACH, .nbytes = EACH,
+                                 .address = (uint64_t)(uintptr_t)memory + (uint64_t)i * EACH};
+    memset(memory, 0, ALL);
+    require(!kv_ring_open(READS, &ring), "no ring");
+    entered = 0, fails_at = times;
+    int error = kv_transfer_many(ring, pieces, READS, READS, &abort, &NOISE_OF_ALL);
+    require(error == EIO || entered < times, "a ring that failed did not say so");
+    memcpy(before, memory, ALL);
+    usleep(50000);
+    require(!memcmp(before, memory, ALL), "the kernel went on in memory after the call had failed");
+    kv_ring_close(ring);
+  }
+  fails_at = 0;
+  free(before);
+  free(memory);
+  close(direct);
+}
+
 static int descriptors(void) {
   int count = 0;
   DIR *all = opendir("/proc/self/fd");
@@ -245,6 +296,7 @@ int main(int count, char **arguments) {
   require(way != 'c' || !kv_crew_open(3, &crew), "no crew");
   for (int i = 0; i < PAGES * PAGE_WORDS; i++) words[i] = (uint64_t)i * STEP[1];
   int before = descriptors();
+  if (way == 'r') rings_that_fail(arguments[1]);
   pthread_t threads[THREADS], watcher;
   for (int i = 0; i < THREADS; i++) pthread_mutex_init(&tables[i].lock, NULL);
   pthread_create(&watcher, NULL, watch, NULL);

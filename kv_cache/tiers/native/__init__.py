@@ -234,8 +234,8 @@ class Transfers:
 
     def run_at_once(self, table: PieceTable, abort: AbortFlag, depth: int) -> list[Moved]:
         """Transfer all pieces through this thread's io_uring, `depth` at a time. Where there can be
-        no ring, that is the error of each. Raises OSError where one fails, whose memory the kernel
-        may still use then."""
+        no ring, that is the error of each. Raises OSError where one fails; nothing of it is in
+        flight then."""
         try:
             ring = self._ring()
         except OSError as error:
@@ -248,7 +248,7 @@ class Transfers:
         noise = self._noise
         failed = self._library.kv_transfer_many(ring.handle, at, count, depth, word, noise)
         if failed:
-            self._local.ring = None  # its late answers would be taken for those of the next call
+            self._local.ring = None  # it is gone
             raise OSError(failed, os.strerror(failed))
 
     def ring_refusal(self) -> str | None:

@@ -361,13 +361,42 @@ struct ring {
   struct io_uring_cqe *cqes;
   void *queues;
   size_t queues_bytes, sqes_bytes;
+  int ended; /* a pipe whose other end the kernel's part of the ring has, and closes with itself */
 };
 
-void kv_ring_close(struct ring *ring) {
+/* Take the ring from the process. Its requests may go on. */
+static void let_go(struct ring *ring) {
   if (ring->sqes) munmap(ring->sqes, ring->sqes_bytes);
   if (ring->queues) munmap(ring->queues, ring->queues_bytes);
-  close(ring->fd);
+  if (ring->fd >= 0) close(ring->fd);
+  ring->sqes = NULL;
+  ring->queues = NULL;
+  ring->fd = -1;
+}
+
+/* As `let_go`, and wait until the last of its requests has ended or was cancelled. */
+static void give_up(struct ring *ring) {
+  char none;
+  let_go(ring);
+  while (read(ring->ended, &none, 1) < 0 && errno == EINTR) continue;
+}
+
+void kv_ring_close(struct ring *ring) {
+  let_go(ring);
+  if (ring->ended >= 0) close(ring->ended);
   free(ring);
+}
+
+/* Have the kernel's part of the ring hold one end of a pipe: it closes it when it is gone itself, which
+ * is after its last request, however the process has lost it. */
+static int mark_end(struct ring *ring) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC)) return errno;
+  ring->ended = ends[0];
+  long failed = syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_FILES, &ends[1], 1);
+  int error = failed < 0 ? errno : 0;
+  close(ends[1]);
+  return error;
 }
 
 static int ring_maps(struct ring *ring, const struct io_uring_params *params) {
@@ -403,18 +432,16 @@ int kv_ring_open(unsigned depth, struct ring **made) {
   struct io_uring_params params;
   struct ring *ring = calloc(1, sizeof *ring);
   if (!ring) return ENOMEM;
-  ring->fd = -1;
+  ring->fd = ring->ended = -1;
   for (unsigned i = 0; i < sizeof tried / sizeof *tried && ring->fd < 0; i++) {
     memset(&params, 0, sizeof params);
     params.flags = tried[i];
     ring->fd = (int)syscall(SYS_io_uring_setup, depth, &params);
   }
   int error = ring->fd < 0 ? errno : ring_maps(ring, &params);
+  if (!error) error = mark_end(ring);
   if (error) {
-    if (ring->fd < 0)
-      free(ring);
-    else
-      kv_ring_close(ring);
+    kv_ring_close(ring);
     return error;
   }
   ring->depth = depth;
@@ -493,11 +520,13 @@ static int many(struct ring *ring, struct piece *pieces, int64_t count, int64_t 
 }
 
 /* As `kv_transfer`, many rows at a time; files are synced, all at the same time, when everything is written.
- * Returns an errno if the ring itself fails; the kernel may still have requests then, so neither ring nor
- * memory may be used again. */
+ * Returns an errno if the ring itself fails, which may not be used again then; what the kernel had of it has
+ * ended all the same, so that memory is the caller's. */
 int kv_transfer_many(struct ring *ring, struct piece *pieces, int64_t count, int64_t depth,
                      const int32_t *abort, const struct noise *noise) {
   if (depth > (int64_t)ring->depth) depth = ring->depth;
   int error = many(ring, pieces, count, depth, 0, abort, noise);
-  return error ? error : many(ring, pieces, count, depth, SYNC, abort, noise);
+  if (!error) error = many(ring, pieces, count, depth, SYNC, abort, noise);
+  if (error) give_up(ring);
+  return error;
 }
