@@ -470,7 +470,7 @@ class SchedulerSection:
     pause_lower: bool = opt(
         False, "Whether one that waits takes place and memory from sequences of lower classes, as "
         "preemption says, which go on when there is room again",
-        read_when=(".order=priority", ".queue=instance", ".reservation!=reserve-full"),
+        read_when=(".order=priority", ".reservation!=reserve-full"),
     )  # fmt: skip
     queue: str = opt(
         "instance",

@@ -8,6 +8,7 @@ import pytest
 
 from kv_cache.config.profile import Cell, Profile, Service
 from kv_cache.core.errors import ConfigError
+from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.cluster import Cluster
 from kv_cache.sim.cluster.event_loop import ENDS
 from kv_cache.sim.cluster.facts import facts, first_token_parts
@@ -16,6 +17,7 @@ from kv_cache.sim.cluster.outcome import ClusterOutcome, EventBytes, OnEvent
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.simulate import simulate
+from kv_cache.sim.cluster.sources.marks import ClassDraws
 from kv_cache.sim.profile_model import ProfileModel
 from tests.cluster import Plain, gib, scenario_of, serve
 
@@ -325,6 +327,35 @@ def test_a_central_queue_gives_the_first_to_whoever_has_a_place_first() -> None:
     limited = ran({**values, "scheduler": {"queue": "central", "max_queue": 1}},
                   [*asked, request(3, 0, 160)])  # fmt: skip
     assert limited.requests.rejected == {"queue-full": 1}
+
+
+def test_a_central_queue_pauses_the_lowest_class_wherever_it_runs() -> None:
+    """Two instances of one place each decode for the middle class and for the lowest when two of
+    the highest come, and a third that nobody has a place for."""
+    priorities = (1, 0, 2)
+    draws = ClassDraws((1, 1, 1), Seed(0).child("classes"))
+    of_each = [[s for s in range(50) if draws.of(s) == kind] for kind in range(3)]
+    sessions = (of_each[0][0], of_each[1][0], *of_each[2][:3])
+    asked = [
+        ClusterRequest(n, session, 0, at * MS, prompt, output, ROOT, -1)
+        for n, (session, at, prompt, output) in enumerate(
+            zip(sessions, (0, 1, 505, 506, 507), (16, 16, 160, 160, 160), (100, 100, 1, 1, 1),
+                strict=True)
+        )
+    ]  # fmt: skip
+    values: Plain = {
+        "seed": 0,
+        "instances": {"gpu": {**rates(max_num_seqs=1), "count": 2}},
+        "router": {"kind": "round-robin"},
+        "classes": {f"c{priority}": {"priority": priority} for priority in priorities},
+        "scheduler": {"queue": "central", "order": "priority", "pause_lower": True},
+    }
+    found = ran(values, asked).requests
+    row = {number: place for place, number in enumerate(found.number)}
+    homes = [found.instance[row[n]] for n in range(5)]
+    assert homes[2] == homes[1] != homes[0] == homes[3]
+    assert [found.queue_ns[row[n]] < 10 * MS for n in range(5)] == [True] * 4 + [False]
+    assert (found.preemptions, found.finished) == (2, 5)
 
 
 @pytest.mark.parametrize(("most", "rejected"), [(0, 1), (1, 0)])

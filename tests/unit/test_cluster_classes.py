@@ -105,7 +105,8 @@ def test_who_always_asks_is_served_by_weight_and_the_sums_are_those_of_all(weigh
 
 
 def test_pauses_of_low_decodes_shorten_what_the_high_wait_and_lose_nobody() -> None:
-    """With memory for few; paused ones are computed again, or come back from DRAM."""
+    """With memory for few; paused ones are computed again, or come back from DRAM. The same for
+    those that wait in a central queue."""
     base = {
         **CLOSED,
         "classes": {"low": {"share": 3}, "high": {"priority": 1}},
@@ -119,6 +120,8 @@ def test_pauses_of_low_decodes_shorten_what_the_high_wait_and_lose_nobody() -> N
         "pause": {"order": "priority", "pause_lower": True},
         "swap": {"order": "priority", "pause_lower": True, "preemption": "swap"},
         "lowest": {"order": "priority", "pause_lower": True, "victim": "lowest-priority"},
+        "central": {"order": "priority", "queue": "central"},
+        "central-pause": {"order": "priority", "pause_lower": True, "queue": "central"},
     }
     for name, rules in each.items():
         values = {**base, "scheduler": {"max_num_seqs": 4, **rules}}
@@ -127,6 +130,7 @@ def test_pauses_of_low_decodes_shorten_what_the_high_wait_and_lose_nobody() -> N
         queues[name] = facts(found)["classes"]["high"]["queue_ms"]["mean"]
     assert queues["first"] < queues["fcfs"] / 2
     assert max(queues["pause"], queues["swap"], queues["lowest"]) < queues["first"] / 2
+    assert queues["central-pause"] < queues["central"] / 2
 
 
 @pytest.mark.parametrize("rules", [{"order": "fair"}, {"order": "priority"},

@@ -137,6 +137,22 @@ def test_a_higher_class_that_pauses_lower_ones_is_served_as_if_it_were_alone() -
     assert abs(last - before - work_left) <= 10_000_000, "work was lost, or done twice"
 
 
+def test_a_central_queue_gives_the_higher_class_every_instance_as_if_it_were_alone() -> None:
+    """M/M/2 of the higher class, whatever the lower one has begun, but for the step under way."""
+    work = {"rate_per_s": 1.6, "output_tokens": (1000, 1000), "output_law": "exponential"}
+    gpu = FREE | {"decode_tokens_per_s": 1000.0, "count": 2}
+    rules = {"order": "priority", "pause_lower": True, "reservation": "reserve-prompt",
+             "queue": "central"}  # fmt: skip
+    found = run(work, gpu, 1, requests=REQUESTS // 3, classes=CLASSES, scheduler=rules)
+    high = by_class(found.requests)[1]
+    free = [0, 0]
+    for arrival, ended, service in high:
+        end = max(heappop(free), arrival) + service
+        assert 0 <= ended - end <= 1_000_001, "it waited for more than a step"
+        heappush(free, ended)
+    assert found.requests.preemptions > 500
+
+
 STEP_MS = 1.0
 MEMORY_BOUND: Plain = {
     "compute": "roofline", "tflops": 1e9, "bytes_share": 1.0, "flops_share": 1.0,

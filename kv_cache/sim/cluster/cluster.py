@@ -152,7 +152,7 @@ class Cluster(InstanceEvents[Instance]):
                 self._reject(flight, "queue-full")
                 return
         if rules.central and not queue:
-            number = self._place_for(flight)
+            number = self.prefill_side.place_for(flight, self._prefill_router.choose(flight))
         if number >= 0:
             self._give(flight, number)
             return
@@ -163,21 +163,14 @@ class Cluster(InstanceEvents[Instance]):
     def _dispatch(self, freed: int = -1) -> None:
         """Route from the central queue as long as its head finds a place: where something was
         `freed`, as there was none elsewhere; the next heads wherever there is one."""
+        side, router = self.prefill_side, self._prefill_router
         while (flight := self.central.head()) is not None:
-            number = self._place_for(flight) if freed < 0 else freed
-            if not self.prefill_side.has_place(number, flight):
+            number = freed if freed >= 0 else side.place_for(flight, router.choose(flight))
+            if not side.has_place(number, flight, pausing=self._rules.pause_lower):
                 return
             freed = -1
             self.central.pop()
             self._give(flight, number)
-
-    def _place_for(self, flight: Flight) -> int:
-        """Return the router's choice if it has a place, else the least loaded that has; or -1."""
-        side, number = self.prefill_side, self._prefill_router.choose(flight)
-        if side.has_place(number, flight):
-            return number
-        able = (other for other in side.members if side.has_place(other, flight))
-        return min(able, key=side.loads.key, default=-1)
 
     def _give(self, flight: Flight, number: int) -> None:
         """Let a flight wait at an instance."""

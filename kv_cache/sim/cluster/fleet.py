@@ -5,14 +5,17 @@ a full instance.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from kv_cache.sim.cluster.fabric import Fabric
-from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.flight import DECODE, Flight
+from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.prefix_match import match
 from kv_cache.sim.cluster.roster import Roster
+from kv_cache.sim.cluster.segments import Segment
 
 
 class Loads:
@@ -159,17 +162,29 @@ class Fleet(ABC):
 class PrefillSide(Fleet):
     """The instances that can compute a prompt."""
 
-    def has_place(self, instance: int, flight: Flight) -> bool:
-        """Whether there is a place in the batch for a flight, and memory for all that it reserves,
-        or for its whole prompt, beside those that wait there."""
+    def place_for(self, flight: Flight, chosen: int) -> int:
+        """Return the `chosen` instance if it has a place, else the least loaded that has; where
+        lower classes are paused, else one of those that run the lowest; or -1."""
+        if self.has_place(chosen, flight):
+            return chosen
+        able = (other for other in self.members if self.has_place(other, flight))
+        number = min(able, key=self.loads.key, default=-1)
+        if number >= 0 or not self._roster.rules.pause_lower:
+            return number
+        able = (other for other in self.members if self.has_place(other, flight, pausing=True))
+        return min(able, key=self._lowest_first, default=-1)
+
+    def has_place(self, instance: int, flight: Flight, *, pausing: bool = False) -> bool:
+        """Whether an instance has a place for a flight, `pausing` lower classes if need be."""
         if not self.has(instance) or not self.fits(instance, flight):
             return False
         there = self._roster.used.get(instance)
-        if there is None:
-            return True
-        taking = (flight, *there.waiting.every())
-        blocks = sum(map(there.reserved, taking)) + there.decoding
-        return len(there.members) + len(taking) <= there.max_seqs and blocks <= there.pool.available
+        return there is None or _has_place(there, flight, pausing=pausing)
+
+    def _lowest_first(self, instance: int) -> tuple[int, ...]:
+        priorities, batch = self._roster.rules.priorities, self._roster.instance(instance).members
+        lowest = min((priorities[flight.kind] for flight in batch), default=-1)
+        return lowest, *self.loads.key(instance)
 
     def wait_ns(self, instance: int, flight: Flight) -> int:
         """Estimate the wait of a new prompt for those before it; if all places are taken, or the
@@ -202,6 +217,34 @@ class PrefillSide(Fleet):
         before = have * fabric.block_tokens
         missing = prompt - before
         return compute.prefill_ns(missing, before), loading, missing
+
+
+def _has_place(there: Instance, flight: Flight, *, pausing: bool) -> bool:
+    """Whether there is a place in the batch for a flight, and memory for all that it reserves, or
+    for its whole prompt, beside those that wait there; if `pausing`, beside those of its class or a
+    higher one alone."""
+    priorities = there.rules.priorities
+    least = priorities[flight.kind] if pausing else 0
+    lower = [each for each in there.members if priorities[each.kind] < least] if least else []
+    taking = [each for each in there.waiting.every() if priorities[each.kind] >= least]
+    blocks = sum(map(there.reserved, (*taking, flight))) + there.decoding
+    blocks -= sum(each.phase == DECODE for each in lower) + _blocks_of(there, lower)
+    seqs = len(there.members) - len(lower) + len(taking)
+    return seqs < there.max_seqs and blocks <= there.pool.available
+
+
+def _blocks_of(there: Instance, flights: Sequence[Flight]) -> int:
+    """Return the blocks of an instance that these flights alone use."""
+    blocks, pins = 0, Counter[Segment]()
+    for flight in flights:
+        for hold in (flight.hold, flight.landing):
+            if hold is not None and hold.pool is there.pool:
+                pins.update(hold.pins)
+                blocks += hold.private
+                if flight.phase == DECODE:
+                    kept = -(-there.kept(flight) // there.rules.block_tokens)
+                    blocks += kept - hold.shared - hold.private
+    return blocks + sum(s.end - s.start for s, count in pins.items() if s.pins == count)
 
 
 class DecodeSide(Fleet):

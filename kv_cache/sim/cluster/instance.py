@@ -434,11 +434,8 @@ class Instance:
             self._slacks[key] = self._slacks.get(key, 0) + 1
 
     def _leave_decoding(self, flight: Flight) -> None:
-        done = self.steps - flight.joined_step
-        left = flight.finish_step - self.steps
-        before = flight.request.output_tokens - (flight.finish_step - flight.joined_step)
-        kept = flight.request.prompt_tokens + before - 1 + done
-        flight.generated = flight.request.output_tokens - left
+        kept = self.kept(flight)
+        flight.generated = kept + 1 - flight.request.prompt_tokens
         flight.ticket = 0
         self.decoding -= 1
         self.context -= kept
@@ -458,6 +455,10 @@ class Instance:
             if self.grown and kept % block == 0:
                 hold.private += 1  # taken for the step that begins without it
                 self.grown -= 1
+
+    def kept(self, flight: Flight) -> int:
+        """Return the tokens whose state one that decodes has here."""
+        return flight.stored_tokens - (flight.finish_step - self.steps)
 
     def _growth(self, steps: int) -> int:
         """Return the blocks that all who decode need for `steps` more steps."""

@@ -40,7 +40,7 @@ def rules_of(scenario: Scenario) -> Rules:
         weights=tuple(each.weight for each in classes),
         priorities=tuple(each.priority for each in classes),
         pause_lower=section.pause_lower
-        and (section.order, section.queue) == ("priority", "instance")
+        and section.order == "priority"
         and section.reservation != "reserve-full",
         reserve_all=section.reservation == "reserve-full",
         reserve_prompt=section.reservation != "on-demand",
