@@ -329,6 +329,22 @@ def test_a_central_queue_gives_the_first_to_whoever_has_a_place_first() -> None:
     assert limited.requests.rejected == {"queue-full": 1}
 
 
+def test_a_central_queue_of_one_instance_is_as_good_as_its_own() -> None:
+    """Of three prompts at once each begins as soon as the one before it is computed, while that is
+    still being sent to where it decodes."""
+    values: Plain = {
+        "topology": {"instances_per_node": 2},
+        "instances": {"a": rates(max_num_seqs=1, role="prefill"), "b": rates(role="decode")},
+        "network": {"nvlink": {"gbytes_per_s": 1e-5}},
+    }
+    asked = [request(n, 0, 160, 10) for n in range(3)]
+    own, central = (
+        ran({**values, "scheduler": {"queue": queue}}, asked).requests
+        for queue in ("instance", "central")
+    )
+    assert list(central.queue_ns) == list(own.queue_ns) == [0, 160 * MS, 320 * MS]
+
+
 def test_a_central_queue_pauses_the_lowest_class_wherever_it_runs() -> None:
     """Two instances of one place each decode for the middle class and for the lowest when two of
     the highest come, and a third that nobody has a place for."""

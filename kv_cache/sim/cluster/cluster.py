@@ -172,6 +172,12 @@ class Cluster(InstanceEvents[Instance]):
             self.central.pop()
             self._give(flight, number)
 
+    def _freed(self, instance: Instance) -> None:
+        """Let in who waits for the place or the memory that something has given back."""
+        instance.nudge()
+        if self.central:
+            self._dispatch(instance.number)
+
     def _give(self, flight: Flight, number: int) -> None:
         """Let a flight wait at an instance."""
         instance = self.instance(number)
@@ -410,7 +416,7 @@ class Cluster(InstanceEvents[Instance]):
         as it may have to decode there."""
         home = self.instance(flight.home)
         if home.members.pop(flight, flight) is None:
-            home.nudge()
+            self._freed(home)
 
     def _landing_ready(self, flight: Flight) -> None:
         """The decode side has memory."""
@@ -482,9 +488,7 @@ class Cluster(InstanceEvents[Instance]):
         self._say("decode", flight, decoder.number)
         decoder.join(flight)
         decoder.nudge()
-        home.nudge()
-        if self.central:
-            self._dispatch(home.number)
+        self._freed(home)
 
     # --- ends --------------------------------------------------------------------------------
 
@@ -536,9 +540,7 @@ class Cluster(InstanceEvents[Instance]):
 
     def _fetched(self, number: int) -> None:
         """Let in who waits for memory: a prefetch lets go of what it has brought."""
-        self.instance(number).nudge()
-        if self.central:
-            self._dispatch(number)
+        self._freed(self.instance(number))
 
     def _let_go(self, flight: Flight) -> None:
         if flight.hold is not None:
@@ -647,9 +649,7 @@ class Cluster(InstanceEvents[Instance]):
         flight.sent = flight.sending = flight.landing_order = 0
         if flight.landed_ns < 0:
             flight.send_ns = flight.chunk_ns = -1
-        decoder.nudge()
-        if self.central:
-            self._dispatch(decoder.number)
+        self._freed(decoder)
 
     def _swap_out(self, instance: Instance, flight: Flight, tokens: int) -> bool:
         """Move state to host memory, if there is room; the HBM is free at once (staging)."""
