@@ -133,6 +133,15 @@ def with_newer_rules(values: Plain, seed: int) -> Plain:
         }
     if rng.random() < 0.4:
         router["decode"] = rng.choice(("cheapest", "least-connections"))
+    for name in sorted(lower):
+        if rng.random() < 0.3:
+            values["tiers"][name] |= {
+                "residency": rng.choice(("fp16", "int8", "1fp16+3int8")),
+                "quant_group": rng.choice((0, 64)),
+                "dequant": {"int8": 0.5} if rng.random() < 0.5 else {},
+            }
+            if values["tiers"][name]["residency"] == "fp16":
+                values["tiers"][name]["dequant"] = {}
     return values
 
 

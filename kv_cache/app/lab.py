@@ -30,6 +30,7 @@ from kv_cache.config.schema import opt, to_mapping
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError, PlaceError, TraceError, did_you_mean
 from kv_cache.core.model import DTYPE_BITS
+from kv_cache.core.residency import BITS, Residency, parts_of, read_residency
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB
 from kv_cache.files.records import require_own_name
@@ -37,7 +38,6 @@ from kv_cache.files.result import Result
 from kv_cache.lab.accesses import gathered
 from kv_cache.lab.capacity import capacities_of
 from kv_cache.lab.patterns import PATTERNS, drawn
-from kv_cache.lab.residency import BITS, Residency, parts_of
 from kv_cache.lab.variants import ADMISSIONS, ALWAYS, USUAL, variants_of
 from kv_cache.result import kinds
 from kv_cache.result.lab import CSV_HEAD, lab_csv, source_name
@@ -288,17 +288,8 @@ def _scales(text: str) -> Sequence[float]:
 
 
 def _held_as(options: LabOptions, name: str, flag: str) -> Residency:
-    """Raises ConfigError for what is neither a type nor parts of several."""
-    try:
-        parts = parts_of(name)
-    except ValueError:
-        raise ConfigError(
-            f"{flag}: {name!r} is neither a type ({', '.join(BITS)}) nor parts of several; give "
-            "them as 4fp16+28int4"
-        ) from None
-    for _, of in parts:
-        _require_known(of, BITS, flag, "type")
-    return Residency(name=name, group=options.quant_group, costs_ns=options.dequant)
+    group, costs_ns = options.quant_group, options.dequant
+    return read_residency(name, flag, group=group, costs_ns=costs_ns)
 
 
 def _residencies(

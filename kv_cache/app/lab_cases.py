@@ -10,9 +10,10 @@ from msgspec import Struct, to_builtins
 from kv_cache.app.compiled import engine_name
 from kv_cache.app.lab_replays import Drawn, Found, Row
 from kv_cache.app.study_files import Document
+from kv_cache.core.residency import Residency
+from kv_cache.lab.accesses import held_sizes
 from kv_cache.lab.capacity import Capacity
 from kv_cache.lab.patterns import Pattern
-from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import Base, Replays, Study, StudyFrame, StudyRow, rows_of
 from kv_cache.lab.table import LabTable, table_of
 from kv_cache.lab.variants import PolicyVariant
@@ -136,10 +137,11 @@ class _PolicyReplays:
     def _of_residency(self, place: int) -> Replays:
         if self._replays is None or self._place != place:
             residency, accesses = self._comparison.residencies[place], self._drawn.accesses
+            sizes, bits = accesses.sizes, self._bits
             self._replays = Replays(
                 accesses,
                 seed=self._drawn.seed,
-                stored=None if residency is None else residency.sizes(accesses.sizes, self._bits),
+                stored=None if residency is None else held_sizes(sizes, residency, bits),
                 on_part=self._on_part,
             )
             self._place = place

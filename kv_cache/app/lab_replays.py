@@ -13,10 +13,10 @@ from kv_cache.app.study_files import Document
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import Progress
 from kv_cache.core.callbacks import ignore
+from kv_cache.core.residency import Residency
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import Accesses
 from kv_cache.lab.patterns import Pattern
-from kv_cache.lab.residency import Residency
 
 Row = dict[str, Any]
 Found = Sequence[Any]

@@ -13,11 +13,11 @@ from kv_cache.app.compiled import engine_name
 from kv_cache.app.lab_replays import Drawn, Found, Row
 from kv_cache.app.study_files import Document
 from kv_cache.core.errors import ConfigError
-from kv_cache.lab.accesses import Accesses
+from kv_cache.core.residency import Residency
+from kv_cache.lab.accesses import Accesses, held_sizes
 from kv_cache.lab.capacity import Capacity, capacities_of
 from kv_cache.lab.hierarchy import HierarchyCounts, HierarchyTier, TierUse, replay_hierarchy
 from kv_cache.lab.patterns import Pattern
-from kv_cache.lab.residency import Residency
 from kv_cache.lab.shared_state import SharedState
 from kv_cache.lab.variants import PolicyVariant
 from kv_cache.metrics.intervals import IntervalEnds, bounded_interval
@@ -138,7 +138,9 @@ class TierComparison(Struct, frozen=True, kw_only=True):
         tiers = []
         for tier in self.tiers:
             held = tier.residency or residency
-            sizes = accesses.sizes if held is None else held.sizes(accesses.sizes, element_bits)
+            sizes = accesses.sizes
+            if held is not None:
+                sizes = held_sizes(sizes, held, element_bits)
             tiers.append(
                 HierarchyTier(
                     room_bytes=int(tier.room.room_bytes(accesses) * scale),

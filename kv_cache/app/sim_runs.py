@@ -19,7 +19,7 @@ from kv_cache.config.machine import read_described
 from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_hardware import HardwareUsed, described, hardware_used
-from kv_cache.config.scenario_rules import check, instances_of, kv_bytes_per_token
+from kv_cache.config.scenario_rules import block_sizes, check, instances_of
 from kv_cache.config.scenario_trace import TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
@@ -148,11 +148,9 @@ class ScenarioInputs:
         self.plan = plan_of(study, drawn=drawn)
 
     def _check(self, scenario: Scenario) -> None:
-        model = scenario.model
-        block_bytes = kv_bytes_per_token(model) * model.block_tokens
         profiled, models = self.machine(scenario)
         check(profiled, whole=False)
-        ClusterTopology(profiled, models.devices, block_bytes)
+        ClusterTopology(profiled, models.devices, block_sizes(profiled))
         self.work(scenario)
 
     def work(self, scenario: Scenario) -> TraceWork | None:

@@ -13,6 +13,7 @@ from kv_cache.config.admission import TAKES, AdmissionConfig
 from kv_cache.config.schema import opt
 from kv_cache.config.workload_sections import LawConfig
 from kv_cache.core.model import DTYPE_BITS
+from kv_cache.core.residency import BITS
 from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.workload.formats.base import TimeUnit
@@ -349,10 +350,23 @@ class PlaceSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSection(AdmissionConfig, PlaceSection):
-    """One tier below HBM, and what it takes of what comes down or is prefetched. A capacity of 0 is
-    a tier that is not there."""
+    """One tier below HBM, what it takes of what comes down or is prefetched, and in how many bits.
+    A capacity of 0 is a tier that is not there."""
 
     admission: str = opt("always", TAKES, choices=ADMISSION, read_when="tiers.write_policy=back")
+    residency: str | None = opt(
+        None, f"Type in which blocks lie in it: {', '.join(BITS)}, or parts of each block, as "
+        "layers or groups of heads, in several: 4fp16+28int4; if not given, as in HBM (16 bits, "
+        "with model.kv_bytes_per_token)",
+    )  # fmt: skip
+    quant_group: int = opt(
+        0, "Elements of 8 bits or fewer that share 4 bytes of scales; 0 = none are stored", low=0,
+        high=1_000_000, read_when=".residency",
+    )  # fmt: skip
+    dequant: Mapping[str, float] = opt(
+        {}, "Time for widening one stored byte of a type as it leaves the tier upwards; a type "
+        "that is not given takes none", unit="ns", low=0, read_when=".residency",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,8 @@ from kv_cache.config.schema import describe, show
 from kv_cache.config.unread import Condition, Fact, conditions_of, holds, unread, value_at
 from kv_cache.config.yaml_files import read_model
 from kv_cache.core.errors import ConfigError, did_you_mean
-from kv_cache.core.model import MODELS, PARAMETERS, ModelShape, Parameters
+from kv_cache.core.model import DTYPE_BITS, MODELS, PARAMETERS, ModelShape, Parameters
+from kv_cache.core.residency import Residency, parts_of, read_residency
 from kv_cache.core.units import GIB, s_to_ns
 from kv_cache.workload.formats.base import MAX_TIME_NS
 from kv_cache.workload.lengths import whole
@@ -37,6 +38,8 @@ _ALLOWED_SCOPES: Mapping[str, tuple[str, ...]] = {
     "nvme": ("device", "node", "rack", "cluster"),
     "remote": ("cluster",),
 }
+_PLAIN_BITS = 16
+"""Of an element, where only the bytes of a token are given."""
 _END = re.compile(r"(instance|node|rack):(0|[1-9][0-9]{0,9})|core")
 
 
@@ -60,6 +63,37 @@ def model_shape(model: ModelSection) -> ModelShape:
 def kv_bytes_per_token(model: ModelSection) -> int:
     """What is given, or what the geometry says. Raises ConfigError."""
     return model.kv_bytes_per_token or model_shape(model).bytes_per_token
+
+
+def tier_residency(scenario: Scenario, tier: str) -> Residency | None:
+    """Return how blocks lie in a tier; None: as in HBM. Raises ConfigError."""
+    section = getattr(scenario.tiers, tier, None)
+    if section is None or section.residency is None:
+        return None
+    where, group = f"tiers.{tier}.residency", section.quant_group
+    held = read_residency(section.residency, where, group=group, costs_ns=section.dequant)
+    for name in section.dequant:
+        if name not in (of for _, of in parts_of(held.name)):
+            raise ConfigError(
+                f"tiers.{tier}.dequant has {name}, in which the tier holds nothing; leave it out"
+            )
+    return held
+
+
+def block_sizes(scenario: Scenario) -> dict[str, int]:
+    """Return the bytes of a block as it lies in HBM (`hbm`) and in each tier that is there. Raises
+    ConfigError."""
+    return {tier: held_block_bytes(scenario, tier) for tier in ("hbm", *lower_tiers(scenario))}
+
+
+def held_block_bytes(scenario: Scenario, tier: str) -> int:
+    """Return the bytes of a block as it lies in a tier, `hbm` among them. Raises ConfigError."""
+    model, held = scenario.model, tier_residency(scenario, tier)
+    block = kv_bytes_per_token(model) * model.block_tokens
+    if held is None:
+        return block
+    bits = _PLAIN_BITS if model.kv_bytes_per_token else DTYPE_BITS[model_shape(model).dtype]
+    return held.nbytes(block, bits)
 
 
 def parameters(model: ModelSection) -> Parameters:
@@ -190,17 +224,22 @@ def instances_of(scenario: Scenario) -> int:
 
 
 def _capacities(scenario: Scenario) -> Iterator[str]:
-    block = kv_bytes_per_token(scenario.model) * scenario.model.block_tokens
+    whole = held_block_bytes(scenario, "hbm")
     sizes = {
-        f"instances.{name}.hbm_gib": group.hbm_gib
+        f"instances.{name}.hbm_gib": (group.hbm_gib, whole)
         for name, group in scenario.instances.items()
         if group.profile is None
     }
     for name in TIERS:
         tier: TierSection = getattr(scenario.tiers, name)
+        try:
+            block = held_block_bytes(scenario, name)
+        except ConfigError as problem:
+            yield str(problem)
+            continue
         if tier.capacity_gib:
-            sizes[f"tiers.{name}.capacity_gib"] = tier.capacity_gib
-    for path, gib in sizes.items():
+            sizes[f"tiers.{name}.capacity_gib"] = (tier.capacity_gib, block)
+    for path, (gib, block) in sizes.items():
         if gib * GIB < block:
             yield (
                 f"{path} is {gib} GiB ({int(gib * GIB)} bytes), less than one block of "

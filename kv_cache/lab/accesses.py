@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kv_cache.core.block import KEY_BYTES, Key
 from kv_cache.core.request import Request
+from kv_cache.core.residency import Residency
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -23,6 +24,12 @@ BATCHES = 30
 NO_PARENT = -1
 """In place of the block before one that is the first of its request: below every block."""
 _PART = 1 << 16  # accesses that are made into Python numbers together
+
+
+def held_sizes(sizes: Ints, residency: Residency, own_bits: int) -> Ints:
+    """Return the bytes in the cache of blocks that have `sizes` in elements of `own_bits`."""
+    each, places = np.unique(sizes, return_inverse=True)
+    return np.array([residency.nbytes(n, own_bits) for n in each.tolist()], np.int64)[places]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Literal
 
 from kv_cache.core.bounded import Number
+from kv_cache.core.residency import Residency
 from kv_cache.lab.accesses import BATCHES
 from kv_cache.lab.bounds import HitLimit
 from kv_cache.lab.judge import (
@@ -21,7 +22,6 @@ from kv_cache.lab.judge import (
     failures,
     policy_order,
 )
-from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import (
     LIMIT,
     MIN,

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from kv_cache.config.root import Config, options
 from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_rules import TIERS
 from kv_cache.config.scenarios import scenario_names
 from kv_cache.config.schema import Option, describe
 from kv_cache.config.unread import value_at
@@ -72,6 +73,8 @@ TEXTS: Mapping[str, WebClass] = {
     "scenario.classes": WebClass.FREE,
     "scenario.model.name": WebClass.WORD,
     "scenario.workload.trace_format": WebClass.WORD,
+    **{f"scenario.tiers.{tier}.residency": WebClass.WORD for tier in TIERS},
+    **{f"scenario.tiers.{tier}.dequant": WebClass.FREE for tier in TIERS},
 }
 """Options that take text which is no path. Those of commands have the command before them."""
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from kv_cache.config.scenario import VICTIMS, Scenario
+from kv_cache.config.scenario_rules import block_sizes
 from kv_cache.sim.cluster.compute import make_compute
 from kv_cache.sim.cluster.facts import first_token_parts
 from kv_cache.sim.cluster.laws import AT_END, LAWS
@@ -184,9 +185,8 @@ def bytes_of_the_log_are_those_of_links_and_places(
         logged[kind] += nbytes
         if kind == "evict":
             evicted[tier] += nbytes
-    model = outcome.scenario.model
-    block = model.kv_bytes_per_token * model.block_tokens
-    assert evicted == Counter({t.name: t.evicted * block for t in outcome.tiers if t.evicted})
+    sizes = block_sizes(outcome.scenario)
+    assert evicted == {t.name: t.evicted * sizes[t.name] for t in outcome.tiers if t.evicted}
     for cause in ("load", "swap-in", "prefetch"):
         read = [x.bytes_by_cause[cause] for x in outcome.links if x.kind.endswith(":read")]
         assert logged[cause] == sum(read), cause

@@ -458,11 +458,20 @@ def test_goodput_keeps_the_limit_that_a_scenario_names_with_the_transfer(
     assert facts(found)["goodput"]["slo"] == {"ttft_ms": 257, "ttft_with_transfer_ms": most_ms}
 
 
-@pytest.mark.parametrize(("overlap", "loaded_ms"), [(True, 90 - 16), (False, 90)])
+@pytest.mark.parametrize(
+    ("overlap", "held", "loaded_ms"),
+    [
+        (True, {}, 90 - 16),
+        (False, {}, 90),
+        (True, {"residency": "int8"}, 45 - 16),
+        (False, {"residency": "int8", "dequant": {"int8": 1000}}, 45 + 48),
+    ],
+)
 def test_the_first_token_waits_for_loads_as_long_as_nothing_is_computed(
-    overlap: bool, loaded_ms: int
+    overlap: bool, held: Plain, loaded_ms: int
 ) -> None:
-    """Of 112 tokens 96 are in host memory, which reads 1 MB/s; the 16 others take 16 ms."""
+    """Of 112 tokens 96 are in host memory, which reads 1 MB/s; the 16 others take 16 ms. In half
+    of the bits half of the bytes are read, and widened then."""
     chain = PrefixChain()
     leaf = chain.fresh(ROOT, 6)
     values: Plain = {
@@ -472,7 +481,7 @@ def test_the_first_token_waits_for_loads_as_long_as_nothing_is_computed(
             "overlap_load": overlap,
             "dram": {
                 "capacity_gib": gib(500, BLOCK), "read_gbytes_per_s": 96 / 90 / 1000,
-                "read_latency_us": 0,
+                "read_latency_us": 0, **held,
             },
         },
     }  # fmt: skip
@@ -487,9 +496,21 @@ def test_the_first_token_waits_for_loads_as_long_as_nothing_is_computed(
     assert round(found.requests.load_ns[2] / MS) == loaded_ms
 
 
-def test_what_is_swapped_comes_back_over_the_device_and_the_bus() -> None:
+@pytest.mark.parametrize(
+    ("held", "nbytes", "room", "widening_ns"),
+    [
+        ({}, 80_000, 100, 0),
+        ({"residency": "int4", "dequant": {"int4": 10}}, 20_000, 400, 200_000),
+        ({"residency": "int8", "quant_group": 64}, 5 * (8000 + 125 * 4), 188, 0),
+        ({"residency": "1fp16+3int4"}, 5 * (4000 + 3000), 228, 0),
+    ],
+)
+def test_what_is_swapped_comes_back_over_the_device_and_the_bus(
+    held: Plain, nbytes: int, room: int, widening_ns: int
+) -> None:
     """The second of two answers gives 5 blocks up when the first needs its 7th, and comes back when
-    that has ended: 80 us at 1 GB/s, 100 us of the device and 5 of the bus; then 24 tokens."""
+    that has ended: 80 us at 1 GB/s, 100 us of the device and 5 of the bus; then 24 tokens. In fewer
+    bits there are fewer bytes, more room, and what widening takes."""
     values: Plain = {
         "instances": {"gpu": rates(10)},
         "scheduler": {"preemption": "swap"},
@@ -500,21 +521,26 @@ def test_what_is_swapped_comes_back_over_the_device_and_the_bus() -> None:
                 "read_gbytes_per_s": 1,
                 "write_gbytes_per_s": 1,
                 "read_latency_us": 100,
+                **held,
             }
         },
     }
     found = ran(values, [request(0, 0, 64, 40), request(1, 0, 64, 40)])
     first, second = found.requests.e2e_ns
-    assert second == first + 185_000 + 24 * 10 * MS
+    assert second == first + nbytes + 105_000 + widening_ns + 24 * 10 * MS
+    assert found.tiers[1].capacity_blocks == room
     moved = facts(found)["links"]
-    assert moved["device:dram:read"]["bytes_by_cause"] == {"swap-in": 80_000}
-    assert moved["device:dram:write"]["bytes_by_cause"] == {"swap-out": 80_000}
+    assert moved["device:dram:read"]["bytes_by_cause"] == {"swap-in": nbytes}
+    assert moved["device:dram:write"]["bytes_by_cause"] == {"swap-out": nbytes}
 
 
 # --- prefetching ---------------------------------------------------------------------------------
 
 
-def prefetching(busy_ms: int, on_event: OnEvent | None = None) -> ClusterOutcome:
+def prefetching(
+    busy_ms: int, on_event: OnEvent | None = None, *, dram: str | None = None,
+    nvme: str | None = None,
+) -> ClusterOutcome:  # fmt: skip
     """A prompt of 4 blocks lies on a slow drive (16 ms a block) when it is asked for again, behind
     another one that takes `busy_ms`."""
     chain = PrefixChain()
@@ -533,8 +559,19 @@ def prefetching(busy_ms: int, on_event: OnEvent | None = None) -> ClusterOutcome
         "scheduler": {"max_num_seqs": 1},
         "network": {"pcie": {"gbytes_per_s": 1000, "latency_us": 0}},
         "tiers": {
-            "dram": {"capacity_gib": gib(8, BLOCK), **fast, **none},
-            "nvme": {"capacity_gib": gib(100, BLOCK), **fast, **none, "read_gbytes_per_s": 0.001},
+            "dram": {
+                "capacity_gib": gib(8, BLOCK) / (2 if dram else 1),
+                **fast,
+                **none,
+                "residency": dram,
+            },
+            "nvme": {
+                "capacity_gib": gib(100, BLOCK),
+                **fast,
+                **none,
+                "read_gbytes_per_s": 0.001,
+                "residency": nvme,
+            },
             "prefetch": "on-arrival",
             "overlap_load": False,
         },
@@ -549,6 +586,18 @@ def test_a_prefetch_in_time_is_useful_and_one_under_way_is_late_for_all_of_its_b
     useful, missed = in_time.tiers[1], late.tiers[1]
     assert (useful.prefetched, useful.prefetch_useful, useful.prefetch_late) == (4, 4, 0)
     assert (missed.prefetched, missed.prefetch_useful, missed.prefetch_late) == (4, 0, 4)
+
+
+def test_a_prefetch_reads_the_bits_of_where_it_comes_from_and_writes_those_of_where_it_goes() -> (
+    None
+):
+    """Four blocks of 16,000 bytes, in a quarter of them on the drive and in half in DRAM."""
+    found = prefetching(100, dram="fp8", nvme="int4")
+    assert found.requests.ttft_ns[-1] == 99 * MS + 32_000 + MS
+    moved = facts(found)["links"]
+    assert moved["device:nvme:read"]["bytes_by_cause"] == {"prefetch": 16_000}
+    assert moved["device:dram:write"]["bytes_by_cause"]["prefetch"] == 32_000
+    assert moved["device:dram:read"]["bytes_by_cause"] == {"load": 32_000}
 
 
 def test_a_prefetch_into_hbm_needs_one_tier_below_and_leaves_room_to_who_runs() -> None:

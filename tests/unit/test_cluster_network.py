@@ -380,9 +380,10 @@ def test_a_tier_with_a_profile_asks_the_profile() -> None:
 
 def test_blocks_whose_size_was_not_measured_are_refused_before_anything_is_sent() -> None:
     nvme = {"capacity_gib": 1.0, "profile": "p.yaml"}
-    ClusterTopology(scenario(tiers={"nvme": nvme}), {"nvme": measured_profile()}, 2 * MB)
+    plan = scenario(tiers={"nvme": nvme})
+    ClusterTopology(plan, {"nvme": measured_profile()}, {"nvme": 2 * MB})
     with pytest.raises(OutsideProfileError, match="nothing is extrapolated"):
-        ClusterTopology(scenario(tiers={"nvme": nvme}), {"nvme": measured_profile()}, 5 * MB)
+        ClusterTopology(plan, {"nvme": measured_profile()}, {"nvme": 5 * MB})
 
 
 @pytest.mark.parametrize("discipline", ["fifo", "fair-share"])

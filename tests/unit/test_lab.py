@@ -10,8 +10,9 @@ from benchmarks.order import equal_stretches
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.kinds import Qos
 from kv_cache.core.request import Request
+from kv_cache.core.residency import Residency
 from kv_cache.core.seed import Seed
-from kv_cache.lab.accesses import BATCHES, gathered
+from kv_cache.lab.accesses import BATCHES, gathered, held_sizes
 from kv_cache.lab.bounds import leading
 from kv_cache.lab.judge import (
     PolicyFailure,
@@ -21,7 +22,6 @@ from kv_cache.lab.judge import (
     family_of,
     policy_order,
 )
-from kv_cache.lab.residency import Residency
 from kv_cache.lab.study import study
 from kv_cache.lab.variants import Named, PolicyVariant
 from kv_cache.metrics.order import compared
@@ -241,8 +241,8 @@ def test_batches_add_up_and_no_part_is_lost_in_a_long_sequence() -> None:
 def test_a_block_of_fewer_bits_weighs_its_elements_and_its_scales(
     name: str, group: int, own_bits: int, nbytes: int
 ) -> None:
-    made = Residency(name=name, group=group).sizes(np.array([1024]), own_bits)
-    assert made.tolist() == [nbytes]
+    held = Residency(name=name, group=group)
+    assert held_sizes(np.array([1024, 1024]), held, own_bits).tolist() == [nbytes, nbytes]
 
 
 def test_widening_costs_what_the_caller_says_or_is_not_known() -> None:

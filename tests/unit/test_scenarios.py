@@ -298,6 +298,9 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
     [
         ({"model.name": "llama9"}, "model.name is 'llama9'; it must be a built-in model"),
         ({"model.kv_dtype": "fp8", "model.kv_bytes_per_token": 5}, "give one of them"),
+        ({"tiers.dram.residency": "int3"}, "tiers.dram.residency: 'int3' is not a type"),
+        ({"tiers.dram.residency": "fp16+int4"}, "give them as 4fp16+28int4"),
+        ({"tiers.dram.residency": "int4", "tiers.dram.dequant": {"fp8": 1}}, "holds nothing"),
         ({"model.name": "tiny-1b"}, "nothing says how many weights tiny-1b has; give those that"),
         ({"instances.gpu.role": "prefill"}, "no decode instance"),
         ({"instances.gpu.role": "decode"}, "no prefill instance"),

@@ -293,12 +293,10 @@ class Cluster(InstanceEvents[Instance]):
             below.setdefault(part.pool, []).append((part.segment, segment))
         for pool, pairs in below.items():
             flight.loads += 1
-            nbytes = sum(new.end - new.start for _, new in pairs) * self.block_bytes
-            self._say("load", flight, instance.number, _moved(pool, nbytes))
-            self.network.send(
-                self.storage.path_from(pool, instance.number), nbytes, "load", self._loaded,
-                (instance, flight, pool, pairs),
-            )  # fmt: skip
+            blocks = sum(new.end - new.start for _, new in pairs)
+            self._say("load", flight, instance.number, _moved(pool, blocks * pool.block_bytes))
+            what = (instance, flight, pool, pairs)
+            self.storage.read(pool, instance.number, blocks, "load", self._loaded, what)
 
     def _await(self, flight: Flight, segment: Segment) -> None:
         """Wait for a segment that another flight is loading here."""
@@ -589,10 +587,10 @@ class Cluster(InstanceEvents[Instance]):
         if self._emit is not None:
             self._emit(self.loop.now_ns, event, flight.request.number, instance, moved)
 
-    def _say_moved(self, event: str, pool: BlockPool, blocks: int) -> None:
+    def _say_moved(self, event: str, pool: BlockPool, nbytes: int) -> None:
         """Tell what happens in a place for no request alone."""
         assert self._emit is not None
-        self._emit(self.loop.now_ns, event, -1, -1, _moved(pool, blocks * self.block_bytes))
+        self._emit(self.loop.now_ns, event, -1, -1, _moved(pool, nbytes))
 
     # --- preemption --------------------------------------------------------------------------
 
@@ -661,7 +659,7 @@ class Cluster(InstanceEvents[Instance]):
             return False
         flight.swapped = blocks
         flight.loads += 1
-        link_path, nbytes = self.storage.path_into(host, instance.number), blocks * self.block_bytes
+        link_path, nbytes = self.storage.path_into(host, instance.number), blocks * host.block_bytes
         self._say("swap-out", flight, instance.number, _moved(host, nbytes))
         self.network.send(link_path, nbytes, "swap-out", self._swapped_out, (instance, flight))
         return True
@@ -675,10 +673,9 @@ class Cluster(InstanceEvents[Instance]):
         """Memory is there again: bring the state back."""
         host = instance.tiers[1]
         self.counts.turn(flight, TRANSFER)
-        link_path = self.storage.path_from(host, instance.number)
-        nbytes = flight.swapped * self.block_bytes
+        nbytes, what = flight.swapped * host.block_bytes, (instance, flight)
         self._say("swap-in", flight, instance.number, _moved(host, nbytes))
-        self.network.send(link_path, nbytes, "swap-in", self._swapped_in, (instance, flight))
+        self.storage.read(host, instance.number, flight.swapped, "swap-in", self._swapped_in, what)
 
     def _swapped_in(self, what: tuple[Instance, Flight]) -> None:
         instance, flight = what

@@ -4,7 +4,7 @@ It is built first and knows none of its users: instances, routers and the cluste
 """
 
 from kv_cache.config.scenario import Scenario
-from kv_cache.config.scenario_rules import kv_bytes_per_token
+from kv_cache.config.scenario_rules import block_sizes, kv_bytes_per_token
 from kv_cache.core.seed import Seed
 from kv_cache.sim.cluster.event_loop import Loop
 from kv_cache.sim.cluster.hardware_models import HardwareModels
@@ -27,10 +27,11 @@ class Fabric:
         self.loop = Loop()
         self.block_tokens = scenario.model.block_tokens
         self.token_bytes = kv_bytes_per_token(scenario.model)
-        self.block_bytes = self.block_tokens * self.token_bytes
-        self.topology = ClusterTopology(scenario, hardware.devices, self.block_bytes)
+        sizes = block_sizes(scenario)
+        self.block_bytes = sizes["hbm"]
+        self.topology = ClusterTopology(scenario, hardware.devices, sizes)
         seed = Seed(scenario.seed).child("network")
         self.network = Network(self.loop, scenario.network, seed)
         self.storage = ClusterStorage(
-            scenario, chain, self.topology, self.network, self.block_bytes
+            scenario, chain, self.loop, self.topology, self.network, sizes
         )

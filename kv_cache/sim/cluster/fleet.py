@@ -212,8 +212,7 @@ class PrefillSide(Fleet):
             blocks = part.end - part.start
             have += blocks
             if part.tier:
-                link_path = fabric.storage.path_from(part.pool, instance)
-                loading += fabric.network.estimate_ns(link_path, blocks * fabric.block_bytes)
+                loading += fabric.storage.read_ns(part.pool, instance, blocks)
         before = have * fabric.block_tokens
         missing = prompt - before
         return compute.prefill_ns(missing, before), loading, missing

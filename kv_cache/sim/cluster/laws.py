@@ -196,23 +196,24 @@ def bytes_conserved(cluster: "Cluster") -> None:
 def bytes_explained(cluster: "Cluster") -> None:
     """When all is over: blocks that are in a pool below HBM were written to it, those that came
     into HBM were computed there, loaded or sent; what was swapped out came back."""
-    block = cluster.block_bytes
     read: Counter[str] = Counter()
     written: Counter[str] = Counter()
     for (tier, index), pool in cluster.storage.pools.items():
         if tier == "hbm":
             continue
-        reads = cluster.topology.device(tier, index, "read").bytes
-        writes = cluster.topology.device(tier, index, "write").bytes
+        reads, writes = (
+            _in_blocks(cluster.topology.device(tier, index, kind).bytes, pool.block_bytes)
+            for kind in ("read", "write")
+        )
         read.update(reads)
         written.update(writes)
-        came = sum(n for cause, n in writes.items() if cause != "swap-out")
-        assert came == pool.stored * block, (
-            f"{tier} {index} stored {pool.stored} blocks of {block} bytes, but {came} bytes were "
-            "written to it"
+        came = writes.total() - writes["swap-out"]
+        assert came == pool.stored, (
+            f"{tier} {index} stored {pool.stored} blocks, but {came} blocks of {pool.block_bytes} "
+            "bytes were written to it"
         )
     fetched = read["prefetch"] - written["prefetch"]
-    assert fetched == 0 or cluster.storage.into_hbm, "prefetches read and wrote different bytes"
+    assert fetched == 0 or cluster.storage.into_hbm, "prefetches read and wrote different blocks"
     if cluster.scenario.scheduler.preemption == "swap":
         assert read["swap-in"] == written["swap-out"], "what was swapped out did not come back"
     assert read.keys() <= {"load", "prefetch", "swap-in"}, f"who read {set(read)}?"
@@ -222,9 +223,15 @@ def bytes_explained(cluster: "Cluster") -> None:
     stored = sum(pool.stored for key, pool in cluster.storage.pools.items() if key[0] == "hbm")
     loaded = read["load"] + fetched
     new = cluster.counts.new_blocks
-    assert loaded == (stored - new) * block, (
-        f"HBM has got {stored} blocks, {new} of them made there, but {loaded} bytes were loaded"
+    assert loaded == stored - new, (
+        f"HBM has got {stored} blocks, {new} of them made there, but {loaded} were loaded"
     )
+
+
+def _in_blocks(nbytes: Mapping[str, int], block_bytes: int) -> Counter[str]:
+    """Return blocks by cause."""
+    assert not any(n % block_bytes for n in nbytes.values()), "a part of a block was moved"
+    return Counter({cause: n // block_bytes for cause, n in nbytes.items()})
 
 
 # --- order and time ----------------------------------------------------------------------------

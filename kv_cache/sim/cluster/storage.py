@@ -7,17 +7,18 @@ What a request waits for is the cluster's (cluster.py), and what a pool keeps th
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from kv_cache.config.scenario import Scenario, TierSection
 from kv_cache.config.scenario_rules import TIERS as LOWER_TIERS
-from kv_cache.config.scenario_rules import lower_tiers
+from kv_cache.config.scenario_rules import lower_tiers, tier_residency
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.units import GIB
 from kv_cache.policy.admission import ADMISSION, Admission
 from kv_cache.policy.eviction import EVICTION
+from kv_cache.sim.cluster.event_loop import ENDS, Action, Loop
 from kv_cache.sim.cluster.network import Network
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.prefix_match import PrefixPart, match
@@ -42,15 +43,18 @@ class ClusterStorage:
         self,
         scenario: Scenario,
         chain: PrefixChain,
+        loop: Loop,
         topology: ClusterTopology,
         network: Network,
-        block_bytes: int,
+        block_sizes: Mapping[str, int],
     ) -> None:
         self._section = scenario.tiers
         self._chain = chain
-        self._topology, self._network = topology, network
-        self._block_bytes = block_bytes
+        self._loop, self._topology, self._network = loop, topology, network
+        self._block_sizes = block_sizes
         self.tiers = lower_tiers(scenario)
+        held = [tier_residency(scenario, tier) for tier in TIERS]
+        self._widen_ns = [0.0 if each is None else each.cost_ns or 0.0 for each in held]
         self.pools: dict[tuple[str, int], BlockPool] = {}
         self.watches = {name: TierWatch() for name in TIERS}
         self.prefetched: Counter[str] = Counter()
@@ -59,7 +63,7 @@ class ClusterStorage:
         self._notes = scenario.watch.min_bound
         self._counts = False  # whether any pool goes by uses
         self.on_moved: Callable[[str, BlockPool, int], None] | None = None
-        """Hears what kind of thing happens to how many blocks of a place, if anybody listens."""
+        """Hears what kind of thing happens to how many bytes of a place, if anybody listens."""
         self.into_hbm = self._section.prefetch_into == "hbm"
         self.on_fetched: Callable[[int], None] = ignore
         """Hears of which instance's HBM a prefetch no longer holds what it brings."""
@@ -77,7 +81,7 @@ class ClusterStorage:
     def _tier_pool(self, tier: str, instance: int) -> BlockPool:
         section: TierSection = getattr(self._section, tier)
         index, vertex = self._topology.pool_of(section.scope, instance)
-        capacity = int(section.capacity_gib * GIB) // self._block_bytes
+        capacity = int(section.capacity_gib * GIB) // self._block_sizes[tier]
         return self._pool(tier, index, vertex, capacity, section)
 
     def _pool(
@@ -88,7 +92,7 @@ class ClusterStorage:
         if pool is None:
             eviction = self._section.hbm_eviction if section is None else section.eviction
             pool = self.pools[tier, index] = BlockPool(
-                TIERS.index(tier), index, vertex, capacity, self._block_bytes, self._chain,
+                TIERS.index(tier), index, vertex, capacity, self._block_sizes[tier], self._chain,
                 EVICTION[eviction], self.watches[tier], self._admission(section),
             )  # fmt: skip
             if self._notes:
@@ -115,6 +119,27 @@ class ClusterStorage:
         device = self._topology.device(TIERS[pool.tier], pool.index, "write")
         return (*self._topology.path(vertex, pool.vertex), device)
 
+    def read(
+        self, pool: BlockPool, vertex: int, blocks: int, cause: str, action: Action, what: object
+    ) -> None:
+        """Call `action(what)` when blocks of a pool below HBM have come to a vertex, widened if
+        they lie in fewer bits."""
+        nbytes = blocks * pool.block_bytes
+        widening_ns = round(nbytes * self._widen_ns[pool.tier])
+        if widening_ns:
+            action, what = self._widen, (widening_ns, action, what)
+        self._network.send(self.path_from(pool, vertex), nbytes, cause, action, what)
+
+    def _widen(self, what: tuple[int, Action, object]) -> None:
+        widening_ns, action, argument = what
+        self._loop.at(self._loop.now_ns + widening_ns, ENDS, action, argument)
+
+    def read_ns(self, pool: BlockPool, vertex: int, blocks: int) -> int:
+        """Return how long `read` would take, if nothing were sent after it and without jitter."""
+        nbytes = blocks * pool.block_bytes
+        path_ns = self._network.estimate_ns(self.path_from(pool, vertex), nbytes)
+        return path_ns + round(nbytes * self._widen_ns[pool.tier])
+
     # --- room for running sequences ---------------------------------------------------------
 
     def take(self, pool: BlockPool, blocks: int) -> bool:
@@ -134,7 +159,7 @@ class ClusterStorage:
         """Offer blocks that have left a pool to the one below, or drop them. `cause` of the bytes
         that go down."""
         if self.on_moved is not None:
-            self.on_moved("evict", pool, blocks_of(extents))
+            self.on_moved("evict", pool, blocks_of(extents) * pool.block_bytes)
         below = self._below.get(pool)
         if below is not None and self._section.write_policy == "back":
             self._copy_down(pool, below, extents, cause)
@@ -202,11 +227,11 @@ class ClusterStorage:
                 if evicted:
                     self.evicted(below, evicted, cause)
         if segments:
-            blocks = sum(p.end - p.start for p in segments)
+            nbytes = sum(p.end - p.start for p in segments) * below.block_bytes
             if self.on_moved is not None:
-                self.on_moved(cause, pool, blocks)
+                self.on_moved(cause, pool, nbytes)
             self._network.send(
-                self.path_into(below, pool.vertex), blocks * self._block_bytes, cause,
+                self.path_into(below, pool.vertex), nbytes, cause,
                 self._written_through if cause == _THROUGH else self._copied, (below, segments),
             )  # fmt: skip
         if onward:
@@ -263,16 +288,25 @@ class ClusterStorage:
     def _send_up(
         self, pool: BlockPool, pairs: list[tuple[Segment, Segment]], fetch: "_Fetch"
     ) -> None:
+        """What lies in the target in another type is written when it has come there whole."""
         target = fetch.target
-        link_path = self.path_from(pool, target.vertex)
-        if target.tier:
-            write = self._topology.device(TIERS[target.tier], target.index, "write")
-            link_path = (*link_path, write)
         blocks = sum(new.end - new.start for _, new in pairs)
         if self.on_moved is not None:
-            self.on_moved("prefetch", pool, blocks)
-        nbytes = blocks * self._block_bytes
-        self._network.send(link_path, nbytes, "prefetch", self._fetched, (pool, pairs, fetch))
+            self.on_moved("prefetch", pool, blocks * pool.block_bytes)
+        what, nbytes = (pool, pairs, fetch), blocks * target.block_bytes
+        if not target.tier:
+            self.read(pool, target.vertex, blocks, "prefetch", self._fetched, what)
+            return
+        into = (self._topology.device(TIERS[target.tier], target.index, "write"),)
+        if target.block_bytes == pool.block_bytes:
+            link_path = (*self.path_from(pool, target.vertex), *into)
+            self._network.send(link_path, nbytes, "prefetch", self._fetched, what)
+            return
+
+        def write(_: object) -> None:
+            self._network.send(into, nbytes, "prefetch", self._fetched, what)
+
+        self.read(pool, target.vertex, blocks, "prefetch", write, None)
 
     def _bring(
         self, target: BlockPool, parts: Sequence[PrefixPart], spare: int

@@ -55,15 +55,15 @@ class ClusterTopology:
         self,
         scenario: Scenario,
         profiles: Mapping[str, ProfileModel] | None = None,
-        object_bytes: int = 0,
+        object_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """`profiles`: of the tiers that have one, by the tier's name; `object_bytes` as in
-        `MeasuredDevice`. Raises ConfigError, and OutsideProfileError where objects of that size
-        were not measured."""
+        """`profiles`: of the tiers that have one, by the tier's name; `object_bytes` of each tier
+        as in `MeasuredDevice`. Raises ConfigError, and OutsideProfileError where objects of that
+        size were not measured."""
         section = scenario.topology
         self._scenario = scenario
         self._profiles = profiles or {}
-        self._object_bytes = object_bytes
+        self._object_bytes = object_bytes or {}
         self.nodes = section.racks * section.nodes_per_rack
         self.racks = section.racks
         self._nodes_per_rack = section.nodes_per_rack
@@ -171,7 +171,7 @@ class ClusterTopology:
             if tier not in self._profiles:
                 raise AssertionError(f"the profile is missing of tiers.{tier}")
             device = self._measured[tier, pool] = MeasuredDevice(
-                self._profiles[tier], self._object_bytes
+                self._profiles[tier], self._object_bytes.get(tier, 0)
             )
         return device
 
@@ -333,8 +333,9 @@ class ClusterTopology:
     def _refuse_sizes(self) -> None:
         """Refuse objects of a size that was not measured before anything runs."""
         for tier, profile in self._profiles.items():
-            if self._object_bytes and getattr(self._scenario.tiers, tier).capacity_gib:
-                profile.depth(self._object_bytes, self._object_bytes)
+            nbytes = self._object_bytes.get(tier, 0)
+            if nbytes and getattr(self._scenario.tiers, tier).capacity_gib:
+                profile.depth(nbytes, nbytes)
 
     def _handovers(self) -> Iterator[tuple[int, int]]:
         """Yield pairs that represent all that may have to hand over; none if there is surely a

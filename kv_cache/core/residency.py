@@ -1,4 +1,5 @@
-"""Blocks that lie in the cache in fewer bits: more of them fit, and each hit has to be widened.
+"""Blocks that lie in a cache or a tier in fewer bits: more of them fit, and each hit has to be
+widened.
 
 Only room and bytes are looked at. What fewer bits do to a model's answers is no matter of caching
 and is not told here; what widening costs is never known here either: it is what the caller says,
@@ -9,14 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kv_cache.lab.accesses import Ints
+from kv_cache.core.errors import ConfigError, did_you_mean
 
 BITS: Mapping[str, int] = {"fp16": 16, "fp8": 8, "int8": 8, "int4": 4, "int2": 2}
 SCALED_BITS = 8
 """Types of so many bits and fewer have scales."""
 SCALE_BYTES = 4
 """Of a group of elements: a scale and a zero point of 16 bits each (KIVI, arXiv 2402.02750)."""
-
 
 _PART = re.compile(r"(\d*)([a-z]+\d+)")
 
@@ -43,12 +43,12 @@ class Residency:
     group: int = 0
     costs_ns: Mapping[str, float] = field(default_factory=dict)
 
-    def sizes(self, logical: Ints, own_bits: int) -> Ints:
-        """Return the bytes of blocks in the cache that have `logical` bytes in elements of
+    def nbytes(self, logical: int, own_bits: int) -> int:
+        """Return the bytes in the cache of a block that has `logical` bytes in elements of
         `own_bits`."""
         elements, parts = logical * 8 // own_bits, parts_of(self.name)
         whole = sum(count for count, _ in parts)
-        nbytes, upto, counted = 0 * elements, 0, 0 * elements
+        nbytes = upto = counted = 0
         for count, name in parts:
             upto += count
             some = elements * upto // whole - counted
@@ -56,10 +56,9 @@ class Residency:
             nbytes = nbytes + self._bytes(some, BITS[name])
         return nbytes
 
-    def _bytes(self, elements: Ints, bits: int) -> Ints:
-        groups = -(-elements // self.group) if self.group and bits <= SCALED_BITS else 0 * elements
-        nbytes: Ints = -(-elements * bits // 8) + groups * SCALE_BYTES
-        return nbytes
+    def _bytes(self, elements: int, bits: int) -> int:
+        groups = -(-elements // self.group) if self.group and bits <= SCALED_BITS else 0
+        return -(-elements * bits // 8) + groups * SCALE_BYTES
 
     @property
     def bits(self) -> float:
@@ -87,3 +86,20 @@ class Residency:
         """Time that widening so many stored bytes takes."""
         cost_ns = self.cost_ns
         return None if cost_ns is None else loaded_bytes * cost_ns / 1e9
+
+
+def read_residency(
+    name: str, where: str, *, group: int = 0, costs_ns: Mapping[str, float] | None = None
+) -> Residency:
+    """Raises ConfigError, which names `where`, for what is neither a type nor parts of several."""
+    try:
+        parts = parts_of(name)
+    except ValueError:
+        raise ConfigError(
+            f"{where}: {name!r} is neither a type ({', '.join(BITS)}) nor parts of several; give "
+            "them as 4fp16+28int4"
+        ) from None
+    for _, of in parts:
+        if of not in BITS:
+            raise ConfigError(f"{where}: {of!r} is not a type.{did_you_mean(of, BITS)}")
+    return Residency(name=name, group=group, costs_ns=costs_ns or {})
