@@ -13,20 +13,28 @@ import numpy.typing as npt
 from kv_cache.core.units import PAGE_BYTES, round_up
 
 _HUGE_PAGE = 2 << 20
+_LEAST_HUGE = _HUGE_PAGE // 2
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def aligned_bytes(nbytes: int) -> Bytes:
-    """`nbytes` of fresh zeroed memory on a page boundary (2 MiB pages where there are any).
+    """`nbytes` of fresh zeroed memory on a page boundary; from 1 MiB on whole huge pages, on the
+    boundary of one, where there are any.
 
     The array owns the mapping; it is given back when the last view of it is gone.
     """
-    length = max(1, round_up(nbytes, PAGE_BYTES))
-    mapping = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if length >= _HUGE_PAGE:
+    huge = nbytes >= _LEAST_HUGE
+    page = _HUGE_PAGE if huge else PAGE_BYTES
+    length = max(page, round_up(nbytes, page))
+    # A page more where a huge one may begin within the first: it is never touched.
+    mapped = length + (_HUGE_PAGE if huge else 0)
+    mapping = mmap.mmap(-1, mapped, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge:
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapping, np.uint8)[:nbytes]
+    whole = np.frombuffer(mapping, np.uint8)
+    begin = -whole.ctypes.data % page
+    return whole[begin : begin + nbytes]
 
 
 class Buffer:

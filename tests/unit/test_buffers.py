@@ -1,12 +1,14 @@
 """The buffer pool: aligned memory, so many and no more, and one owner at a time."""
 
 import itertools
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kv_cache.core.units import KIB, MIB, PAGE_BYTES
+from kv_cache.core.units import KIB, MIB, PAGE_BYTES, round_up
 from kv_cache.tiers.buffers import Buffer, BufferPool, aligned_bytes
 
 
@@ -17,6 +19,24 @@ def test_memory_begins_on_a_page_and_is_zeroed(nbytes: int) -> None:
     assert memory.ctypes.data % PAGE_BYTES == 0
     assert not memory.any()
     memory[:] = 1  # and can be written
+
+
+def huge_pages() -> int:
+    """Bytes of this process in huge pages."""
+    (found,) = re.findall(
+        r"^AnonHugePages: +(\d+) kB$", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE
+    )
+    return int(found) * KIB
+
+
+@pytest.mark.parametrize("nbytes", [1 * MIB, 2 * MIB, 3 * MIB, 7 * MIB + PAGE_BYTES])
+def test_memory_from_one_mib_on_is_whole_huge_pages(nbytes: int) -> None:
+    if "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        pytest.skip("this kernel gives no huge pages")
+    before, memory = huge_pages(), aligned_bytes(nbytes)
+    memory[::PAGE_BYTES] = 1
+    assert huge_pages() - before == round_up(nbytes, 2 * MIB)
+    assert memory.ctypes.data % (2 * MIB) == 0
 
 
 def test_memory_lives_as_long_as_a_view_of_it() -> None:
