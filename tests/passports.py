@@ -1,6 +1,7 @@
 """What the passport of a run says: which rules found something, and that no other did."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 BY_CHANCE = frozenset(
@@ -38,7 +39,28 @@ def names(own: Any, *, also: Sequence[str] = (), **wanted: str) -> None:
     evidence = own["passport"].get("evidence")  # of several runs: each has its own
     if evidence is not None and "V22" not in {*wanted, *also}:
         assert evidence["verification"]["errors"] == 0
-    statuses = set(found.values())
-    gravest = next((word for word in ("invalid", "suspect") if word in statuses), "valid")
-    assert own["passport"]["verdict"] == gravest
+    assert own["passport"]["verdict"] == gravest(found)
     assert len(reasons) == len(found)
+
+
+def gravest(found: Mapping[str, str]) -> str:
+    return next((word for word in ("invalid", "suspect") if word in found.values()), "valid")
+
+
+def answer_names(own: Any, **wanted: str) -> None:
+    """The same of a capacity search: of each of its probes, and of its answer, whose verdict is the
+    worst of what its probes' rules found and of what it says itself."""
+    chance = BY_CHANCE - wanted.keys()
+    for probe in own["probes"]:
+        assert {reason.split()[0] for reason in probe["reasons"]} - chance == wanted.keys(), probe
+    told = [re.match(r"(V\d+) .* is (suspect|invalid) in \d", text) for text in own["reasons"]]
+    found = {each[1]: each[2] for each in told if each}
+    assert {n: found[n] for n in found.keys() - chance} == wanted, own["reasons"]
+    word = gravest(found)
+    if own["status"] != "finished":
+        word = "invalid"
+    elif word != "invalid" and own["answer"]["ended"] == "client-bound":
+        word = "client-bound"
+    elif word == "valid" and own["reasons"]:  # of the answer itself
+        word = "suspect"
+    assert own["verdict"] == word, own["reasons"]

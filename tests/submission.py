@@ -17,9 +17,11 @@ from kv_cache.config.load import load_config
 from kv_cache.config.mlperf import MLPERF_OPTIONS
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.text import as_json
+from kv_cache.metrics.judging import Status
 from kv_cache.mlperf.aggregate import run_summary
 from kv_cache.mlperf.layout import Place, new_place, trial_directory
 from kv_cache.mlperf.manifest import write_manifest
+from kv_cache.mlperf.rules import check_tree
 from kv_cache.mlperf.systems import describe, write_description
 from kv_cache.mlperf.tree import Tree, read_tree
 from kv_cache.result.chain import seal
@@ -95,6 +97,11 @@ def resealed(document: Document) -> Document:
     own["passport"] = {**judged_again(document).to_json(), "evidence": evidence}
     own["passport"]["rules"] = json.loads(orjson.dumps(own["passport"]["rules"]))
     return seal(document, {})
+
+
+def short(tree: Tree) -> set[str]:
+    """The rules that a tree falls short of."""
+    return {found.rule for found in check_tree(tree) if found.status is Status.INVALID}
 
 
 @cache

@@ -15,7 +15,7 @@ from kv_cache.cli import main
 from kv_cache.core.format import figures
 from kv_cache.core.units import GIB
 from tests.cli import Ran, anything, finish, prepare, run, start
-from tests.passports import BY_CHANCE
+from tests.passports import answer_names
 
 SERVICE_S = 0.01
 UNIFORM = f"""
@@ -48,6 +48,7 @@ def found(ran: Ran) -> Any:
     own = ran.own
     assert own["schema"] == "kv-cache-capacity/2"
     assert own["status"] == "finished"
+    answer_names(own, **({"V26": "invalid"} if own["driver"] == "virtual-time" else {}))
     answer = own["answer"]
     assert answer["reason"] in ran.out
     for probe in own["probes"]:
@@ -108,7 +109,6 @@ def test_the_rate_that_is_found_is_the_limit_of_the_queue(tmp_path: Path) -> Non
     assert answer["requests_per_s"] == pytest.approx(answer["load"], rel=0.1)
     assert answer["goodput_per_s"].keys() == {"interactive"}
     assert own["contains_performance"] is False
-    assert own["verdict"] == "invalid"  # nothing was measured
 
 
 def test_the_users_who_are_found_are_between_the_queue_s_two_limits(tmp_path: Path) -> None:
@@ -387,9 +387,6 @@ def test_a_small_search_on_a_real_directory_is_whole_and_leaves_no_file(tmp_path
     own = found(ran)
     assert own["driver"] == "real-io"
     assert own["contains_performance"] is True
-    assert own["verdict"] in ("valid", "suspect", "invalid", "client-bound")
-    for row in own["probes"]:
-        assert {reason.split()[0] for reason in row["reasons"]} <= BY_CHANCE, row["reasons"]
     assert own["slo"] == ["responsive:p90<400ms", "batch:ttft:p90<400ms"]
     limited = own["limited_by"]
     assert limited["what"] if limited else own["answer"]["ended"] == "highest-load"
@@ -417,7 +414,7 @@ def test_a_signal_in_a_probe_ends_the_search_with_what_there_is(tmp_path: Path) 
     assert "Traceback" not in ran.err
     own = ran.own
     assert own["status"] == "interrupted"
-    assert own["verdict"] == "invalid"
+    answer_names(own)
     assert any("SIGINT" in reason for reason in own["reasons"])
     assert not (tmp_path / "cache").exists()
 
