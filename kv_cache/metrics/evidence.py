@@ -6,7 +6,7 @@ null or of the wrong type is unknown; reading it never fails.
 
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import fields
@@ -28,45 +28,103 @@ OBJECT_ENGINES = frozenset({"s3"})
 _LONGEST = 120  # characters of one piece of text that a sentence takes up
 
 
-class Thresholds(Struct, frozen=True, kw_only=True):
-    """Where a rule changes its mind. Shares and ratios are plain numbers: 0.05 is 5 %."""
+class Says(NamedTuple):
+    """What a threshold is of, and the bounds of what it may be set to."""
 
-    counter_tolerance: float = 0.05
-    enough_bytes: int = 64 * MIB
-    most_resident_share: float = 0.05
-    link_tolerance: float = 0.05
-    least_entropy_bits: float = 7.5
-    least_compressed_ratio: float = 0.9
-    most_duplicate_share: float = 0.01
-    most_zero_share: float = 0.01
-    most_read_amplification: float = 0.0  # 0 = only shown
-    most_unfinished_share: float = 0.1
-    most_rejected_share: float = 0.01
-    least_ceiling_ratio: float = 1.5
-    client_bound_ratio: float = 1.1
-    most_cores_share: float = 0.8
-    idle_cores: float = 0.5
-    least_fill_times: float = FILL_TIMES
-    most_round_range: float = MOST_RANGE
-    most_round_change: float = MOST_CHANGE
-    least_round_s: float = LEAST_ROUND_S
-    least_round_turnover: float = LEAST_TURNOVER
-    most_bandwidth_trend: float = 0.2
-    most_backlog_growth: float = 0.05
-    most_schedule_lag_share: float = 0.05
-    least_storage_share: float = 0.01
-    least_device_share: float = 0.5
-    clock_tolerance_s: float = 1.0
-    clock_tolerance_share: float = 0.001
-    most_unverified_share: float = 0.01
-    most_foreign_share: float = 0.1
-    most_throttled_share: float = 0.05
-    most_harness_lag_share: float = 0.25
-    most_median_lag_share: float = 0.1
-    most_gap_share: float = 0.02
-    measurement: bool = True  # false: declared to be a test
-    least_operations: int = 30
-    enough_operations: int = 200
+    help: str
+    high: float | None = 1
+    low: float = 0
+    unit: str | None = None
+
+
+class Thresholds(Struct, frozen=True, kw_only=True):
+    """Where a rule changes its mind. Shares and ratios are plain numbers: 0.05 is 5 %. Each is an
+    option of the section `passport` (`config/passport.py`)."""
+
+    counter_tolerance: Annotated[float, Says(
+        "V1, V6, V19, V27: how far the kernel's bytes may be from ours", 0.5)] = 0.05  # fmt: skip
+    enough_bytes: Annotated[int, Says(
+        "V1, V6, V18, V19, V23, V27: fewer bytes than these are not judged", 2**20, unit="MiB",
+    )] = 64 * MIB  # fmt: skip
+    most_resident_share: Annotated[float, Says(
+        "V1, V3: sampled pages that may be in the page cache")] = 0.05  # fmt: skip
+    link_tolerance: Annotated[float, Says(
+        "V1: how far the rate may be above the link's, as a share")] = 0.05  # fmt: skip
+    least_entropy_bits: Annotated[float, Says(
+        "V2: entropy that the payload must have", 8, unit="bits a byte")] = 7.5  # fmt: skip
+    least_compressed_ratio: Annotated[float, Says(
+        "V2: size after zlib over size before, at least")] = 0.9  # fmt: skip
+    most_duplicate_share: Annotated[float, Says(
+        "V2: sampled pages that may be duplicates")] = 0.01  # fmt: skip
+    most_zero_share: Annotated[float, Says(
+        "V2: share of the sample that may be zeros")] = 0.01  # fmt: skip
+    most_read_amplification: Annotated[float, Says(
+        "V11: how often a byte may be read on average; 0 = only told", 1e9)] = 0.0  # fmt: skip
+    most_unfinished_share: Annotated[float, Says(
+        "V12: share of what is asked by which a backlog may grow")] = 0.1  # fmt: skip
+    most_rejected_share: Annotated[float, Says(
+        "V12: requests that a full queue may reject")] = 0.01  # fmt: skip
+    least_ceiling_ratio: Annotated[float, Says(
+        "V13: rate with null stores over the measured rate, at least", 1000, low=1,
+    )] = 1.5  # fmt: skip
+    client_bound_ratio: Annotated[float, Says(
+        "V13: below it, and with busy cores, the client was measured", 1000, low=1,
+    )] = 1.1  # fmt: skip
+    most_cores_share: Annotated[float, Says(
+        "V13: share of all cores that the client may use")] = 0.8  # fmt: skip
+    idle_cores: Annotated[float, Says(
+        "V13: a client that uses less is never the limit", unit="cores")] = 0.5  # fmt: skip
+    least_fill_times: Annotated[float, Says(
+        "V14: bytes of the fill over the capacity under test, at least", 100,
+    )] = FILL_TIMES  # fmt: skip
+    most_round_range: Annotated[float, Says(
+        "V14: range of five rounds over their average", 10)] = MOST_RANGE  # fmt: skip
+    most_round_change: Annotated[float, Says(
+        "V14: change of the best-fit line of five rounds over their average", 10,
+    )] = MOST_CHANGE  # fmt: skip
+    least_round_s: Annotated[float, Says(
+        "V14: length of a round that may prove a steady state", 86_400, unit="s",
+    )] = LEAST_ROUND_S  # fmt: skip
+    least_round_turnover: Annotated[float, Says(
+        "V14: bytes that all rounds move, over the capacity under test", 1000,
+    )] = LEAST_TURNOVER  # fmt: skip
+    most_bandwidth_trend: Annotated[float, Says(
+        "V14: change of the bandwidth while measured, over its mean", 100)] = 0.2  # fmt: skip
+    most_backlog_growth: Annotated[float, Says(
+        "V14: growth of the backlog while measured, over the requests")] = 0.05  # fmt: skip
+    most_schedule_lag_share: Annotated[float, Says(
+        "V15: p99 of lateness over the shortest SLO", 10)] = 0.05  # fmt: skip
+    least_storage_share: Annotated[float, Says(
+        "V18: share of all bytes that must have touched storage")] = 0.01  # fmt: skip
+    least_device_share: Annotated[float, Says(
+        "V19, V27: bytes that reached the device, or its disks, over ours; below it is invalid",
+    )] = 0.5  # fmt: skip
+    clock_tolerance_s: Annotated[float, Says(
+        "V21: how far the two clocks may be apart after a run", 3600, unit="s")] = 1.0  # fmt: skip
+    clock_tolerance_share: Annotated[float, Says(
+        "V21: the same as a share of the run, in addition")] = 0.001  # fmt: skip
+    most_unverified_share: Annotated[float, Says(
+        "V22: bytes read from storage that may be unverified")] = 0.01  # fmt: skip
+    most_foreign_share: Annotated[float, Says(
+        "V23: bytes that others may move on the device, over ours", 10)] = 0.1  # fmt: skip
+    most_throttled_share: Annotated[float, Says(
+        "V24: share of the run in which the CPU limit may stop us")] = 0.05  # fmt: skip
+    most_harness_lag_share: Annotated[float, Says(
+        "V25: p99 of the harness's lag over p99 of storage reads or writes", 1000,
+    )] = 0.25  # fmt: skip
+    most_median_lag_share: Annotated[float, Says(
+        "V25: p50 of the harness's lag over p50 of storage reads or writes", 1000,
+    )] = 0.1  # fmt: skip
+    most_gap_share: Annotated[float, Says(
+        "V29: share of the window in which storage may stand still")] = 0.02  # fmt: skip
+    measurement: Annotated[bool, Says(
+        "V30: false declares a test, whose sample is not judged; its notes say so", high=None,
+    )] = True  # fmt: skip
+    least_operations: Annotated[int, Says(
+        "V30: storage reads and writes that must have ended; below is invalid", 1_000_000,
+    )] = 30  # fmt: skip
+    enough_operations: Annotated[int, Says(
+        "V30: of these so many are enough; below is suspect", 1_000_000)] = 200  # fmt: skip
 
     @property
     def rounds(self) -> RoundLimits:

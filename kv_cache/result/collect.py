@@ -96,6 +96,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
     started = datetime.fromtimestamp(outcome.started_unix_s, UTC)
     paced = recorder.pace.read(outcome.window_ns, MEASURED[config.mode])
     semantics = config.lifecycle_semantics(synthetic=not config.replays)
+    declared = [] if config.passport.thresholds().measurement else [NO_MEASUREMENT]
     return {
         "program_version": __version__,
         "driver": outcome.driver,
@@ -103,7 +104,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
         "status": status_of(outcome.interrupted, outcome.death),
         "unanswered": None if outcome.unanswered is None else dict(outcome.unanswered),
         "leftovers": None if outcome.leftovers is None else dict(outcome.leftovers),
-        "notes": [*([] if config.passport.measurement else [NO_MEASUREMENT]), *notes(outcome)],
+        "notes": [*declared, *notes(outcome)],
         "passport": PassportFacts(evidence=_evidence(outcome)),
         "seed": outcome.seed,
         "rank": RankFacts(**asdict(outcome.rank)),
