@@ -27,6 +27,7 @@ from kv_cache.tiers.base import (
     Place,
     Sink,
     Span,
+    Store,
     Tap,
     Unsynced,
     reason_of,
@@ -116,11 +117,12 @@ class BatchMover:
         self._abort, self.reads = abort, reads
         self._spare, self._lock = transfers.depth - 1, threading.Lock()
 
-    def can_move(self, capabilities: Capability) -> bool:
-        """Return whether the bytes of such a store are moved here."""
-        if Capability.POSITIONAL not in capabilities:
-            return False
-        return not capabilities & RINGS or self.transfers.ring_refusal() is None
+    def refusal(self, store: Store) -> str | None:
+        """Return why the bytes of a store are not moved here; None if they are."""
+        if Capability.POSITIONAL not in store.capabilities:
+            engine = store.describe().get("engine")
+            return f"{type(store).__name__} ({engine}) is not moved by positional calls"
+        return self.transfers.ring_refusal() if store.capabilities & RINGS else None
 
     def load(self, batch: Sequence[Batched], pool: BufferPool, *, how: Capability) -> None:
         """Read what the taps of a batch hold, and verify it."""

@@ -28,7 +28,8 @@ from kv_cache.config.root import Config
 from kv_cache.core.kinds import Tier
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB
-from kv_cache.tiers.base import Capability
+from kv_cache.tiers import native
+from kv_cache.tiers.base import Capability, Store
 from kv_cache.tiers.gpu import GpuStore
 from kv_cache.tiers.payload import Payload
 
@@ -49,6 +50,7 @@ class RunMachine(Struct, frozen=True):
     drive: Drive
     native: bool
     """Whether the instants of all tiers are taken in native code."""
+    data_path: str
 
     def resize(self, users: int) -> None:
         """Serve `users` from now on, with the workers that they need."""
@@ -127,7 +129,19 @@ def open_machine(
         drive,
         batches is not None
         and all(_NATIVE_INSTANTS in store.capabilities for store in stores.by_tier.values()),
+        _data_path(stores.by_tier, batches),
     )
+
+
+def _data_path(stores: Mapping[Tier, Store], batches: BatchMover | None) -> str:
+    """Return what moves the bytes of storage, as it is with whatever is around its store; and if it
+    is Python, why."""
+    if batches is None:
+        return f"python: {native.library()}"
+    refused = {tier: why for tier, store in stores.items() if (why := batches.refusal(store))}
+    if Tier.NVME in refused:
+        return f"python: {refused[Tier.NVME]}"
+    return "; ".join(["native", *(f"python from and to {tier.label}" for tier in refused)])
 
 
 def _open_tracer(devices: Sequence[str], closing: ExitStack) -> "Tracer":

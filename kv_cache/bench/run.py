@@ -23,6 +23,7 @@ from kv_cache.bench.storage_answers import StorageAnswers
 from kv_cache.bench.stores import Opening, Wrap
 from kv_cache.bench.windows import WindowCutter
 from kv_cache.config.build import follow_precision, policy_facts, tier_facts
+from kv_cache.core.kinds import Tier
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import Finding
 from kv_cache.schedule.autoscale.rules import decision_row
@@ -137,7 +138,9 @@ class RealRun(RunState):
         removed = self._directories.removed
         edges, witness = self.recorder.edges, machine.witness
         gaps = witness.gaps(edges.measure_start_ns, edges.measure_end_ns or 0)
-        stores = {tier: store.describe() for tier, store in machine.stores.by_tier.items()}
+        stores = {tier: dict(store.describe()) for tier, store in machine.stores.by_tier.items()}
+        if machine.stores.nvme:
+            stores[Tier.NVME]["data_path"] = machine.data_path
         return RunOutcome(
             driver="real-io",
             recorder=self.recorder,

@@ -134,7 +134,7 @@ class Mover:
         self._batches = batches
         self._many = None if batches is None else PlacedMover(batches, self._pulse)
         self._in_batches = {
-            tier: batches is not None and batches.can_move(store.capabilities)
+            tier: batches is not None and batches.refusal(store) is None
             for tier, store in stores.items()
         }
         self._placed = {

@@ -227,7 +227,8 @@ def watched_run(
         if meanwhile is not None:
             other.join()
     own = json.loads(Path("R.json").read_bytes())["kv_cache"]
-    assert not native or own["tiers"]["storage"]["store"]["data_path"] == "native"
+    path = own["tiers"]["storage"]["store"]["data_path"]
+    assert path == "native" if native else path.startswith("python: "), path
     assert not list(cache.glob("kv-cache-run-*"))
     return Told(code, own, watch)
 

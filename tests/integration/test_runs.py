@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kv_cache.tiers import native
 from tests.cli import (
     LIGHT,
     SIGNALS,
@@ -93,6 +94,9 @@ def test_the_result_names_the_engine_that_was_used_by_each_operation(
     }
     assert used == {"direct" if engine == "auto" else engine}
     assert own["verification"]["objects"] > 0
+    if not isinstance(native.library(), str):
+        moved_by = "native" if engine in ("direct", "auto") else f"python: NvmeStore ({engine}) "
+        assert own["tiers"]["storage"]["store"]["data_path"].startswith(moved_by)
 
 
 def test_claimed_bytes_agree_with_the_kernel(tmp_path: Path) -> None:

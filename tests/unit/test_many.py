@@ -25,7 +25,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, MIB, PAGE_BYTES
 from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.tiers import native
-from kv_cache.tiers.base import Place, Span, Store
+from kv_cache.tiers.base import Capability, Place, Span, Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.native import ROW, AbortFlag
@@ -49,8 +49,8 @@ def store_of(places: Sequence[Path]) -> Store:
         open_storage(place, capacity_bytes=CAPACITY, layout="arena", engine="direct")
         for place in places
     ]
-    if stores[0].describe()["data_path"] != "native":
-        pytest.skip(stores[0].describe()["data_path"])
+    if Capability.POSITIONAL not in stores[0].capabilities:
+        pytest.skip(str(stores[0].describe()["engine_note"]))
     return stores[0] if len(stores) == 1 else Striped(stores, [CAPACITY] * len(stores))
 
 

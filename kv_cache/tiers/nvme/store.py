@@ -9,7 +9,6 @@ from typing import Any
 from kv_cache.core.effect import CopyRef, MetadataStep
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Tier
-from kv_cache.tiers import native
 from kv_cache.tiers.base import (
     RINGS,
     Capability,
@@ -183,7 +182,6 @@ class NvmeStore:
             "engine": self._reader.name,
             "write_engine": self._writer.name,
             "engine_note": self._note,
-            "data_path": self._data_path(),
             **self._layout.describe(),
             "fsync": self._fsync,
             "emulated": False,
@@ -200,13 +198,6 @@ class NvmeStore:
                 self._syncer.flush()
             finally:
                 self._layout.close()
-
-    def _data_path(self) -> str:
-        """Return what moves the bytes, and if it is Python, why."""
-        if Capability.POSITIONAL not in self.capabilities:
-            return f"python: {self._reader.name} is not moved by positional calls"
-        library = native.library()
-        return f"python: {library}" if isinstance(library, str) else "native"
 
     @property
     def _uses_rings(self) -> bool:
