@@ -2,7 +2,7 @@
 
     python benchmarks/io_path.py [--quick] [--on disk ram throttled] [--dir D] [--groups N]
                                  [--sizes-kib 64 256] [--batch 1 8 64] [--python | --alone]
-                                 [--set-mb 150] [--layout file]
+                                 [--set-mb 150 350] [--layout file]
 
 Whole blocks are stored to and loaded from one preallocated file by threads with direct I/O, from
 buffers in transparent huge pages: by ours through `Mover`, stamped and verified, and by fio
@@ -18,7 +18,7 @@ same system calls: create, write, close and rename, or open, read and close.
 
     disk        --dir, the disk as it is: 1 GiB a unit
     ram         a loop device in RAM, where the client is what counts: 4 GiB a unit
-    throttled   a directory at 200 MB/s, or --set-mb: 1 GiB, which is 5 s, a unit
+    throttled   a directory at 200 MB/s, or at each rate of --set-mb: 1 GiB, which is 5 s, a unit
 
 On a shared disk no difference below 5 % (load) or 10 % (store) means anything.
 """
@@ -608,7 +608,7 @@ class Plan:
     native: bool = True
     alone: bool = False
     layout: str = "arena"
-    set_rate: int = SET_MB * 10**6  # bytes/s of the throttled device
+    set_rates: Sequence[int] = (SET_MB * 10**6,)  # bytes/s of the throttled device, each in turn
 
 
 PLACES = ("disk", "ram", "throttled")
@@ -616,7 +616,13 @@ _UNIT_BYTES = {"disk": GIB, "ram": 4 * GIB, "throttled": GIB}
 
 
 def measure(place: str, plan: Plan) -> Iterator[Seen]:
-    """Every size and concurrency on one place; on the throttled one also without verification."""
+    """Every size and concurrency on one place; on the throttled one at each rate."""
+    for set_rate in plan.set_rates if place == "throttled" else plan.set_rates[:1]:
+        yield from _measure(place, plan, set_rate)
+
+
+def _measure(place: str, plan: Plan, set_rate: int) -> Iterator[Seen]:
+    """Every size and concurrency; on the throttled place also without verification."""
     wished = round(plan.unit_gib * GIB) if plan.unit_gib else _UNIT_BYTES[place]
     cases = [
         Case(
@@ -636,7 +642,7 @@ def measure(place: str, plan: Plan) -> Iterator[Seen]:
         for batch in plan.batches
     ]
     largest = max(case.nbytes for case in cases)
-    with _directory(place, plan, largest) as directory:
+    with _directory(place, plan, largest, set_rate) as directory:
         path = directory / "arena"
         if plan.layout == "arena":
             with path.open("xb") as file:
@@ -644,18 +650,18 @@ def measure(place: str, plan: Plan) -> Iterator[Seen]:
             _write_all(path)
         for case in cases:
             at = replace(case, path=str(path))
-            yield from compare(place, at, plan.groups[place], (STORE, LOAD), plan.set_rate)
+            yield from compare(place, at, plan.groups[place], (STORE, LOAD), set_rate)
             if (
                 place == "throttled"
                 and case.block == CPU_SIZE_MIB * MIB
                 and case.concurrency == CPU_CONCURRENCY
             ):
                 unchecked = replace(at, verify=Verify.OFF.value)
-                yield from compare(place, unchecked, plan.groups[place], (LOAD,), plan.set_rate)
+                yield from compare(place, unchecked, plan.groups[place], (LOAD,), set_rate)
 
 
 @contextmanager
-def _directory(place: str, plan: Plan, nbytes: int) -> Iterator[Path]:
+def _directory(place: str, plan: Plan, nbytes: int, set_rate: int) -> Iterator[Path]:
     sides = 1 if plan.layout == "arena" else 2  # with files of their own
     gib = 1.05 * sides * nbytes / GIB + 0.1  # what the file system needs for itself
     match place:
@@ -666,7 +672,7 @@ def _directory(place: str, plan: Plan, nbytes: int) -> Iterator[Path]:
             with ram_directory(gib) as directory:
                 yield directory
         case _:
-            with throttled_directory(plan.set_rate, gib) as directory:
+            with throttled_directory(set_rate, gib) as directory:
                 yield directory
 
 
@@ -713,12 +719,13 @@ def figures(everything: Sequence[Seen]) -> list[Figure]:
         good = [s.rate.median >= 0.95 for s in ram]
         rows.append(_ratio_row("1 ram", ">= 0.95", ram, good))
         rows.append(_latency_row("1 ram", 50, ram))
-    if throttled:
-        good = [s.rate.median >= 0.99 for s in throttled]
-        at = f"{throttled[0].set_rate / 1e6:g} MB/s"
-        rows.append(_ratio_row(f"1 {at}", ">= 0.99", throttled, good))
-        rows.append(_set_rate_row(f"1 {at}", throttled))
-        loads = [seen for seen in throttled if seen.action == LOAD]
+    for set_rate in dict.fromkeys(seen.set_rate for seen in throttled):
+        there = [seen for seen in throttled if seen.set_rate == set_rate]
+        good = [s.rate.median >= 0.99 for s in there]
+        at = f"{set_rate / 1e6:g} MB/s"
+        rows.append(_ratio_row(f"1 {at}", ">= 0.99", there, good))
+        rows.append(_set_rate_row(f"1 {at}", there))
+        loads = [seen for seen in there if seen.action == LOAD]
         rows += [_latency_row(f"2 {at}", percent, loads) for percent in (50, 99)]
     rows += _cpu_rows([seen for seen in everything if seen.place == "throttled"])
     return rows
@@ -836,7 +843,7 @@ def main() -> None:
     parser.add_argument("--unit-gib", type=float)
     parser.add_argument("--buffer-mib", type=int, default=BUFFER // MIB, help="of ours")
     parser.add_argument("--layout", choices=("arena", "file"), default="arena")
-    parser.add_argument("--set-mb", type=int, default=SET_MB, help="a second, if throttled")
+    parser.add_argument("--set-mb", type=int, nargs="+", default=[SET_MB], help="if throttled")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -855,7 +862,7 @@ def main() -> None:
         unit_gib=options.unit_gib,
         buffer_mib=options.buffer_mib,
         layout=options.layout,
-        set_rate=options.set_mb * 10**6,
+        set_rates=[rate * 10**6 for rate in options.set_mb],
     )
     print(table(run(options.on, chosen)))
 
