@@ -455,19 +455,16 @@ def _store_behind(p: _Progress, blocks: Sequence[Block]) -> Step:
     gate = p.world.behind
     for start in range(0, len(blocks), p.world.semantics.batch_blocks):
         group = blocks[start : start + p.world.semantics.batch_blocks]
-        while not gate.try_enter():
+        if not gate.try_enter():
             if p.world.semantics.write_behind_drop:
                 p.world.dropped_stores += len(group)
-                break
-            yield from _wait(p, gate.token)
-        else:
-            p.world.groups += 1
-            token = ("announced", p.world.groups)
-            p.world.announced.update((b.key, token) for b in group)
-            positions = {b.key: p.positions[b.key] for b in group if b.key in p.positions}
-            stored = _Background(p.world, positions, p.unwanted)
-            done = yield Spawn(_behind(stored, group, token))
-            p.now_ns = done.at_ns
+                continue
+            yield from _wait(p, gate.line_up())
+        p.world.groups += 1
+        token = ("announced", p.world.groups)
+        p.world.announced.update(dict.fromkeys([b.key for b in group], token))
+        done = yield Spawn(_behind(_Background(p.world, p.positions, p.unwanted), group, token))
+        p.now_ns = done.at_ns
 
 
 def _behind(background: _Background, blocks: Sequence[Block], token: Token) -> Life:
@@ -488,8 +485,8 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
     while todo:
         group = todo[: p.world.semantics.batch_blocks]
         nbytes = sum(b.nbytes for b in group)
-        while not gate.try_enter(nbytes):
-            done = yield Await(gate.token)
+        if not gate.try_enter(nbytes):
+            done = yield Await(gate.line_up(nbytes))
             p.now_ns = done.at_ns
         placement = cache.begin_stores(group, p.positions)
         if placement.plan is not None:
@@ -536,11 +533,11 @@ def _write_through(p: _Progress | _Background, keys: Sequence[Key]) -> Step:
     if isinstance(p, _Background):
         yield from _copy_through(p.world, through, wanted)
         return
-    while not through.gate.try_enter():
+    if not through.gate.try_enter():
         if p.world.semantics.write_behind_drop:
             through.dropped_blocks += len(wanted)
             return
-        yield from _wait(p, through.gate.token)
+        yield from _wait(p, through.gate.line_up())
     done = yield Spawn(_through(p.world, through, wanted))
     p.now_ns = done.at_ns
 

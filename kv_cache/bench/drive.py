@@ -58,20 +58,26 @@ class _IoBatch:
     """Operations that several threads work off together, a unit at a time: the numbers of those
     that one call moves."""
 
-    def __init__(self, ops: tuple[Op, ...], mover: Mover, results: list[OpDone | OpsDone]) -> None:
+    def __init__(
+        self,
+        ops: tuple[Op, ...],
+        units: list[list[int]],
+        mover: Mover,
+        results: list[OpDone | OpsDone],
+    ) -> None:
         """What becomes of the operations is added to `results` as they end."""
-        self._ops, self.units = ops, mover.units(ops)
+        self._ops, self._units = ops, units
         self._mover = mover
         self._next = itertools.count()
         self._lock = threading.Lock()
-        self._left = len(self.units)
+        self._left = len(units)
         self._ended = threading.Event()
         self._results = results
         self._error: BaseException | None = None
 
     def work(self) -> None:
-        while (i := next(self._next)) < len(self.units):
-            unit = self.units[i]
+        while (i := next(self._next)) < len(self._units):
+            unit = self._units[i]
             try:
                 for part in self._mover.perform_many([self._ops[number] for number in unit]):
                     self._results.append(part)  # now: another may never end
@@ -494,12 +500,14 @@ class Drive:
         return of_blocks(ops, done)
 
     def _move(self, ops: tuple[Op, ...], parts: list[OpDone | OpsDone]) -> None:
-        if self._io_threads == 1 or not self._mover.worth_sharing(ops):
+        together = self._io_threads == 1 or not self._mover.worth_sharing(ops)
+        units = [] if together else self._mover.units(ops)
+        if len(units) < 2:
             for part in self._mover.perform_many(ops):
-                parts.append(part)
+                parts.append(part)  # now: another may never end
             return
-        batch = _IoBatch(ops, self._mover, parts)
-        for _ in range(min(self._io_threads, len(batch.units)) - 1):
+        batch = _IoBatch(ops, units, self._mover, parts)
+        for _ in range(min(self._io_threads, len(units)) - 1):
             self._batches.put(batch)
         batch.work()
         batch.wait()

@@ -84,7 +84,7 @@ class Compute(Struct, frozen=True):
 
 
 Token = tuple[str, int]
-"""Names something that can change: `("copy", copy_id)`, `("room", 0)`, `("gate", id)`."""
+"""Names something that can change: `("copy", copy_id)`, `("room", 0)`, `("gate-0", turn)`."""
 
 
 class Await(Struct, frozen=True):

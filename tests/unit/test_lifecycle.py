@@ -544,10 +544,10 @@ def test_the_gate_lets_one_store_at_a_time_and_wakes_the_next(slots: int, nbytes
         hand.until("compute")
         hand.answer()
     assert first.wants == "prefill write A@storage"
-    assert second.wants == "await gate"
+    assert second.wants == "await gate-0"
     place.cache.signals.drain()
     first.answer()
-    assert ("gate", 0) in place.cache.signals.drain()
+    assert ("gate-0", 1) in place.cache.signals.drain()
     second.answer()
     assert second.wants == "prefill write B@storage"
     for hand in (first, second):
@@ -565,7 +565,7 @@ def test_the_queue_behind_is_bounded_and_a_full_one_is_waited_for() -> None:
     hand = place.begin(ask(blocks("AB"), output_tokens=0))
     hand.until("spawn")
     hand.answer()
-    assert hand.wants == "await gate"
+    assert hand.wants == "await gate-1"
     Hand(place.children.pop(0), place.children).to_the_end()
     hand.answer()
     assert hand.wants == "spawn"
