@@ -40,6 +40,7 @@ from kv_cache.config.root import Config
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import ConfigError, NoAnswerError, UsageError, os_reason
 from kv_cache.core.exits import Exit
+from kv_cache.core.garbage import rarely_looked_for
 from kv_cache.core.text import as_json
 from kv_cache.files.fio import derive, export_job
 from kv_cache.files.keep import Kept, keep
@@ -49,7 +50,6 @@ from kv_cache.files.writing import write_atomically
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.result.document import build_result, with_left_behind
 from kv_cache.result.trials import aggregate, trial_seed
-from kv_cache.sim.garbage import rarely_looked_for
 from kv_cache.sim.run import simulate
 
 log = logging.getLogger("kv_cache")

@@ -23,6 +23,7 @@ from kv_cache.bench.storage_answers import StorageAnswers
 from kv_cache.bench.stores import Opening, Wrap
 from kv_cache.bench.windows import WindowCutter
 from kv_cache.config.build import follow_precision, policy_facts, tier_facts
+from kv_cache.core.garbage import rarely_looked_for
 from kv_cache.core.kinds import Tier
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import Finding
@@ -177,15 +178,16 @@ class RealRun(RunState):
 
 @contextmanager
 def _undisturbed(*, native: bool) -> Iterator[None]:
-    """Let threads take turns often, if instants are not `native`, and the garbage collector forget
-    all that was there before: else one collection stops every thread for 40 ms."""
+    """Let threads take turns often, if instants are not `native`, and the garbage collector look
+    rarely, and forget all that was there before: else one look stops every thread for 40 ms."""
     interval_s = sys.getswitchinterval()
     if not native:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
     try:
-        yield
+        with rarely_looked_for():
+            yield
     finally:
         gc.unfreeze()
         sys.setswitchinterval(interval_s)

@@ -22,6 +22,7 @@ from kv_cache.config.root import Config
 from kv_cache.core.block import Block
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.effect import OpDone
+from kv_cache.core.garbage import rarely_looked_for
 from kv_cache.core.kinds import Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
@@ -36,7 +37,6 @@ from kv_cache.schedule.autoscale.rules import decision_row
 from kv_cache.schedule.control import Watch
 from kv_cache.schedule.intake import OnArrival, ignore_arrival
 from kv_cache.sim.drive import OnLeg, Simulation
-from kv_cache.sim.garbage import rarely_looked_for
 from kv_cache.sim.io_workers import IoWorkers
 from kv_cache.sim.models import Devices, TierModel
 from kv_cache.sim.profile_model import ProfileModel

@@ -189,6 +189,14 @@ def test_a_flipped_bit_in_any_sector_is_found(
     os.close(rig.fd)
 
 
+def test_tables_of_many_lengths_leave_no_garbage() -> None:
+    """What cycles of objects there are, all threads of a run stand to look for."""
+    gc.collect()
+    for count in range(100, 140):
+        assert PieceTable([Piece(0, Does.READ, NO_FD, 0, 0, 0, 0, 0, 0)] * count).address
+    assert gc.collect() == 0
+
+
 def test_a_table_of_numpy_is_worked_off_as_pieces_are(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "f")
     rig.store([2, 1])
@@ -351,7 +359,7 @@ def test_a_row_is_over_when_it_has_ended_or_was_left_out(
 ) -> None:
     """An error is noted before the end is, by a thread that others look at."""
     table = PieceTable([Piece(0, Does.READ, NO_FD, 0, 1, 0, 0, 0, 0)])
-    row = np.frombuffer(memoryview(table.memory), native.ROW)
+    row = np.frombuffer(table.rows, native.ROW)
     row["began_ns"], row["ended_ns"], row["error"] = began_ns, ended_ns, error
     assert table.are_over(0, 1) is over
     assert table.goes_on_since_ns(0, 1) == (0 if over else began_ns)

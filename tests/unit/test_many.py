@@ -221,7 +221,7 @@ def test_calls_that_go_on_are_seen_from_outside() -> None:
     pulse.enter_many(objects)
     objects.lay_out(PAYLOAD, 0, 0, 0)
     instants = [(now_ns - 5_000, now_ns - 1_000), (now_ns - 3_000, 0), (0, 0)]
-    rows = np.frombuffer(memoryview(objects.table.memory), ROW)
+    rows = np.frombuffer(objects.table.rows, ROW)
     rows["began_ns"], rows["ended_ns"] = zip(*instants, strict=True)
     seen_ns = clock.of_monotonic(now_ns)
     ((cause, leg),) = pulse.in_flight(seen_ns)
@@ -240,7 +240,7 @@ def test_of_a_call_that_goes_on_each_has_ended_or_is_in_flight_or_has_not_begun(
         [(op, op.copy, Place(s, (), "direct")) for op, s in zip(ops, spans, strict=True)], clock
     )
     objects.lay_out(PAYLOAD, 0, 0, 0)
-    rows = np.frombuffer(memoryview(objects.table.memory), ROW)
+    rows = np.frombuffer(objects.table.rows, ROW)
     instants = [(9, 8), (9, 0), (7, 6), (0, 0), (5, 4), (3, 0)]  # the last two of one object
     rows["began_ns"], rows["ended_ns"] = zip(
         *[[now_ns - 1000 * at if at else 0 for at in row] for row in instants], strict=True

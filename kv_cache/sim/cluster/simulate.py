@@ -7,6 +7,7 @@ from math import inf
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import ConfigError
+from kv_cache.core.garbage import rarely_looked_for
 from kv_cache.sim.cluster.bound import most_hits
 from kv_cache.sim.cluster.cluster import Cluster
 from kv_cache.sim.cluster.flight import Flight
@@ -29,7 +30,6 @@ from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.requests import RequestSource
 from kv_cache.sim.cluster.segments import BlockPool
 from kv_cache.sim.cluster.series import Sampler
-from kv_cache.sim.garbage import rarely_looked_for
 
 _BATCH = 10_000
 MOST_LATEST = 10_000  # values of requests that ended

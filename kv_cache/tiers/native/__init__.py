@@ -108,16 +108,17 @@ class PieceTable:
     def __init__(self, pieces: Sequence[tuple[int, ...]]) -> None:
         """Each is the values of a `Piece`."""
         self.count = len(pieces)
-        self._rows = bytearray(_ROW.size * len(pieces))
-        _table_of(self.count).pack_into(self._rows, 0, *chain.from_iterable(pieces))
+        self.rows = bytearray(_ROW.size * len(pieces))
+        _table_of(self.count).pack_into(self.rows, 0, *chain.from_iterable(pieces))
 
     @property
-    def memory(self) -> "ctypes.Array[ctypes.c_char]":
-        return (ctypes.c_char * len(self._rows)).from_buffer(self._rows)
+    def address(self) -> Any:
+        """Of the rows. (An array of their length would be of a type of its own.)"""
+        return ctypes.byref(ctypes.c_char.from_buffer(self.rows))
 
     def began_ns(self, number: int) -> int:
         """Return when the work at a piece began, by the monotonic clock; 0 before."""
-        began_ns: int = _BEGAN.unpack_from(self._rows, number * _ROW.size + _RESULT_AT)[0]
+        began_ns: int = _BEGAN.unpack_from(self.rows, number * _ROW.size + _RESULT_AT)[0]
         return began_ns
 
     def goes_on_since_ns(self, first: int, end: int) -> int:
@@ -133,11 +134,11 @@ class PieceTable:
 
     def columns(self) -> list[list[int]]:
         """Return what became of all pieces, by the fields of `Moved`."""
-        values = memoryview(self._rows).cast("q")
+        values = memoryview(self.rows).cast("q")
         return [values[at::_FIELDS].tolist() for at in range(_ASKED_FIELDS, _FIELDS)]
 
     def row(self, number: int) -> tuple[Piece, Moved]:
-        values = _ROW.unpack_from(self._rows, number * _ROW.size)
+        values = _ROW.unpack_from(self.rows, number * _ROW.size)
         return Piece._make(values[:_ASKED_FIELDS]), Moved._make(values[_ASKED_FIELDS:])
 
     def moved(self) -> list[Moved]:
@@ -202,7 +203,7 @@ class Transfers:
         """Transfer all pieces one by one, by pread and pwrite, until `abort` is set; return what
         became of each, in their order."""
         word = ctypes.byref(abort.word)
-        self._library.kv_transfer(table.memory, table.count, word, self._noise)
+        self._library.kv_transfer(table.address, table.count, word, self._noise)
         return table.moved()
 
     def work_off(self, rows: npt.NDArray[np.void], abort: AbortFlag, depth: int = 0) -> None:
@@ -228,7 +229,7 @@ class Transfers:
         `apart` bytes from each other: each thread has one of them for all its objects, so that
         stamps must be as far apart in all."""
         self._library.kv_transfer_by_crew(
-            self._crew().handle, table.memory, table.count, apart, slots,
+            self._crew().handle, table.address, table.count, apart, slots,
             ctypes.byref(abort.word), self._noise,
         )  # fmt: skip
 
@@ -241,7 +242,7 @@ class Transfers:
         except OSError as error:
             return [Moved(0, 0, 0, 0, error.errno or errno.EIO)] * table.count
         word = ctypes.byref(abort.word)
-        self._through_ring(ring, table.memory, table.count, depth, word)
+        self._through_ring(ring, table.address, table.count, depth, word)
         return table.moved()
 
     def _through_ring(self, ring: _Opened, at: Any, count: int, depth: int, word: Any) -> None:
