@@ -279,6 +279,6 @@ def test_a_prefetch_under_way_that_begins_within_what_is_asked_for_is_late() -> 
     assert (coming.start, coming.end, coming.fetched) == (2, 6, True)
     [part] = match(instance.tiers, (node,), chain, 6)
     assert part.segment is segment
-    cluster._note_late(instance, part)
+    cluster._moves.note_late(instance, part)
     assert cluster.counts.prefetch_late == {"dram": 4}
     assert not coming.fetched

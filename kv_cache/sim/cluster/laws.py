@@ -302,7 +302,7 @@ def end(cluster: "Cluster") -> None:
         assert pool.private == pool.pinned == 0, f"memory of {tier} {index} was left behind"
     assert cluster.network.in_flight == 0, "a transfer never ended"
     assert cluster.counts.concurrency_ns == cluster.counts.spent_ns, "Little's law is broken"
-    for work in cluster.estimated_work():
+    for work in cluster.routing.expected():
         assert work == 0, "the routers still count work that is done"
 
 

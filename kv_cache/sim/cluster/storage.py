@@ -1,7 +1,7 @@
 """Where the content of a cluster lies, and what moves while no request waits for it: what is
 evicted goes down, what is new is written through, what will be asked for is fetched.
 
-What a request waits for is the cluster's (cluster.py), and what a pool keeps the pool's own
+What a request waits for is moved in state_moves.py, and what a pool keeps is the pool's own
 (segments.py). Sizes are blocks wherever a name does not say bytes.
 """
 
