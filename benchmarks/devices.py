@@ -92,23 +92,31 @@ def why_not(tools: Sequence[str]) -> str | None:
 
 
 @contextmanager
-def ram_directory(gib: float, *, sector_bytes: int = 512) -> Iterator[Path]:
+def ram_directory(gib: float, *, sector_bytes: int = 512, journal: bool = False) -> Iterator[Path]:
     """A directory that moves several GB/s: what is measured there is the client. `sector_bytes` is
-    the least that its device moves."""
+    the least that its device moves. Where files are made and deleted all the time it needs a
+    `journal`: without one ext4 looks at each inode that was deleted within the last minutes, at
+    every file that it makes, which takes most of the time."""
     with _work(gib, LOOP_TOOLS) as work:
-        yield _file_system(work, work / "back.img", sector_bytes=sector_bytes)
+        yield _file_system(work, work / "back.img", sector_bytes=sector_bytes, journal=journal)
 
 
 @contextmanager
 def throttled_directory(
-    bytes_per_s: int, gib: float, *, burst_s: float = BURST_S, loop_direct: bool = True
+    bytes_per_s: int,
+    gib: float,
+    *,
+    burst_s: float = BURST_S,
+    loop_direct: bool = True,
+    journal: bool = False,
 ) -> Iterator[Path]:
     """A directory on a device with this rate, for reads and for writes each. Devices of different
     rates that shall differ in nothing else need the same credit in bytes: `burst_s` times rate.
     Without `loop_direct` the page cache lies above the device, as `losetup` leaves it."""
     with _work(gib, NBD_TOOLS) as work:
         options = [f"rate={8 * bytes_per_s}", f"burstiness={burst_s:f}"]
-        yield _file_system(work, _network_block_device(work, ["rate"], options), loop_direct)
+        block = _network_block_device(work, ["rate"], options)
+        yield _file_system(work, block, loop_direct, journal=journal)
 
 
 @contextmanager
@@ -274,10 +282,15 @@ def _network_block_device(work: Path, filters: Sequence[str], options: Sequence[
 
 
 def _file_system(
-    work: Path, block: Path, loop_direct: bool = True, *, sector_bytes: int = 512
+    work: Path,
+    block: Path,
+    loop_direct: bool = True,
+    *,
+    sector_bytes: int = 512,
+    journal: bool = False,
 ) -> Path:
-    """ext4 on a loop device on `block`. No journal and no lazy initialisation: nothing but what is
-    measured moves bytes there."""
+    """ext4 on a loop device on `block`. No journal, or none that is written every few seconds, and
+    no lazy initialisation: nothing but what is measured moves bytes there."""
     point = work / "fs"
     point.mkdir()
     direct = f"--direct-io={'on' if loop_direct else 'off'}"
@@ -285,10 +298,10 @@ def _file_system(
     made = _run("losetup", direct, sector, "--show", "--find", str(block))
     loop = made.stdout.strip()
     _run(
-        "mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard",
-        loop,
+        "mkfs.ext4", "-q", "-m", "0", "-O", "has_journal" if journal else "^has_journal",
+        "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", loop,
     )  # fmt: skip
-    _run("mount", "-o", "noatime", loop, str(point))
+    _run("mount", "-o", "noatime,commit=900" if journal else "noatime", loop, str(point))
     return point
 
 

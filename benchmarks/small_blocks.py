@@ -105,7 +105,11 @@ def whole(groups: int, seconds: float, layout: str, names: Sequence[str]) -> Ite
     for name in names:
         flags, wanted = WHOLE[name]
         ratios, cpu = [], []
-        with ram_directory(9) as device, tempfile.TemporaryDirectory() as scratch:
+        journal = layout == "file"  # which makes and deletes files all the time
+        with (
+            ram_directory(9, journal=journal) as device,
+            tempfile.TemporaryDirectory() as scratch,
+        ):
             place = Path(scratch)
             (place / "users.yaml").write_text(_USERS)
             log = _Log(place, device, [*flags, f"--layout={layout}"])
