@@ -2,7 +2,7 @@
 
     python benchmarks/io_path.py [--quick] [--on disk ram throttled] [--dir D] [--groups N]
                                  [--sizes-kib 64 256] [--batch 1 8 64] [--python | --alone]
-                                 [--set-mb 150 350] [--layout file]
+                                 [--set-mb 150 350] [--layout file] [--verify off]
 
 Whole blocks are stored to and loaded from one preallocated file by threads with direct I/O, from
 buffers in transparent huge pages: by ours through `Mover`, stamped and verified, and by fio
@@ -327,7 +327,9 @@ class _Alone:
         return table
 
     def unit(self, action: str) -> Unit:
-        does = Does.STAMPED | self._sectors | (Does.WRITE if action == STORE else Does.READ)
+        does = self._sectors | (Does.WRITE if action == STORE else Does.READ)
+        if self._case.verify != Verify.OFF:  # else what is written is not stamped, either
+            does |= Does.STAMPED
         for rows in self._tables:
             for name in ("began_ns", "ended_ns", "host_ns", "moved", "error"):
                 rows[name] = 0
@@ -604,6 +606,7 @@ class Plan:
     native: bool = True
     alone: bool = False
     layout: str = "arena"
+    verify: str = Verify.STAMPS.value
     set_rates: Sequence[int] = (SET_MB * 10**6,)  # bytes/s of the throttled device, each in turn
 
 
@@ -632,6 +635,7 @@ def _measure(place: str, plan: Plan, set_rate: int) -> Iterator[Seen]:
             native=plan.native,
             alone=plan.alone,
             layout=plan.layout,
+            verify=plan.verify,
         )
         for size in plan.sizes_kib
         for concurrency in plan.concurrencies
@@ -839,6 +843,7 @@ def main() -> None:
     parser.add_argument("--unit-gib", type=float)
     parser.add_argument("--buffer-mib", type=int, default=BUFFER // MIB, help="of ours")
     parser.add_argument("--layout", choices=("arena", "file"), default="arena")
+    parser.add_argument("--verify", choices=[each.value for each in Verify], default="stamps")
     parser.add_argument("--set-mb", type=int, nargs="+", default=[SET_MB], help="if throttled")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -858,6 +863,7 @@ def main() -> None:
         unit_gib=options.unit_gib,
         buffer_mib=options.buffer_mib,
         layout=options.layout,
+        verify=options.verify,
         set_rates=[rate * 10**6 for rate in options.set_mb],
     )
     print(table(run(options.on, chosen)))
