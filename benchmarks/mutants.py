@@ -300,8 +300,8 @@ MUTANTS = (
     Mutant(
         "a copy takes its bytes and no whole pages",
         "kv_cache/core/block.py",
-        "return self.objects * round_up(-(-self.nbytes // self.objects), PAGE_BYTES)",
-        "return self.nbytes",
+        "return objects * round_up(-(-nbytes // objects), PAGE_BYTES)",
+        "return nbytes",
         ("tests/property/test_cache_machine.py",),
     ),
     Mutant(

@@ -500,7 +500,7 @@ class Drive:
         return of_blocks(ops, done)
 
     def _move(self, ops: tuple[Op, ...], parts: list[OpDone | OpsDone]) -> None:
-        together = self._io_threads == 1 or not self._mover.worth_sharing(ops)
+        together = self._io_threads == 1 or len(ops) == 1
         units = [] if together else self._mover.units(ops)
         if len(units) < 2:
             for part in self._mover.perform_many(ops):

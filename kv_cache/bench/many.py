@@ -120,9 +120,12 @@ class PlacedObjects:
 
     def _went_well(self, numbers: Sequence[int], columns: Sequence[Sequence[int]]) -> OpsDone:
         """Return operations whose rows have one shape and have all gone well."""
-        rows, shape = [self._rows[number] for number in numbers], self._shape
+        shape = self._shape
+        if len(numbers) * len(shape) != len(columns[0]):  # rows of others are among them
+            rows = [self._rows[number] + at for number in numbers for at in range(len(shape))]
+            columns = [[column[row] for row in rows] for column in columns]
         began, ended, host = (
-            [[column[row + at] for row in rows] for at in range(len(shape))] for column in columns
+            [column[at :: len(shape)] for at in range(len(shape))] for column in columns
         )
         origin_ns, writes = self._clock.of_monotonic(0), self.kind is OpKind.WRITE
         steps: list[tuple[str, Sequence[int]]] = []

@@ -167,11 +167,8 @@ class Mover:
         ended, timers = self._under_way.ended(self._pulse.many)
         return ended, self._pulse.in_flight(self._clock.now_ns(), timers)
 
-    def worth_sharing(self, ops: tuple[Op, ...]) -> bool:
-        """Whether a batch gains from several threads: where it waits for storage."""
-        return len(ops) > 1 and any(map(self._waits, ops))
-
     def _waits(self, op: Op) -> bool:
+        """Whether an operation waits for storage, so that a batch gains from several threads."""
         if isinstance(op, Delete) and self._stores[op.copy.tier].removal == FREE:
             return False
         return any(
@@ -181,8 +178,10 @@ class Mover:
 
     def units(self, ops: Sequence[Op]) -> list[list[int]]:
         """Divide operations, by their numbers, into what one thread performs at a time: those that
-        one call moves at the same time, up to `AT_ONCE_BYTES`, and each other one alone."""
-        if self._are_placed(ops) and _alike(ops):
+        one call moves at the same time, up to `AT_ONCE_BYTES`, and each other one alone; all
+        together where none waits for storage."""
+        waits = (self._waits(ops[0]),) if _alike(ops) else map(self._waits, ops)
+        if not any(waits) or (self._are_placed(ops) and _alike(ops)):
             return [list(range(len(ops)))]
         units: list[list[int]] = []
         together: dict[_Kind, tuple[list[int], int]] = {}  # and how much room is left

@@ -21,7 +21,8 @@ class Position(NamedTuple):
 
 
 _ref: Callable[[tuple[int, Key, Tier, int, int, int]], CopyRef] = partial(tuple.__new__, CopyRef)
-"""As the class, of all of its fields, without a frame of Python's."""
+_position: Callable[[tuple[int, Key | None]], Position] = partial(tuple.__new__, Position)
+"""As the classes, of all of their fields, without a frame of Python's."""
 NO_POSITION = Position(0, None)
 NO_POSITIONS: Mapping[Key, Position] = MappingProxyType({})
 
@@ -33,7 +34,7 @@ def positions_of(sequence: Sequence[Block], start: int) -> Mapping[Key, Position
     parent = sequence[start - 1].key if start else None
     for depth in range(start, len(sequence)):
         key = sequence[depth].key
-        positions.setdefault(key, Position(depth, parent))
+        positions.setdefault(key, _position((depth, parent)))
         parent = key
     return positions
 
@@ -91,14 +92,20 @@ class Copies:
                 return each
         return None
 
-    def new(self, block: Block, index: int, position: Position = NO_POSITION) -> CopyRef:
-        """List a copy of new data, which is to be written."""
-        version, objects = self._next_version, block.objects
-        self._next_version += objects
-        tier, nbytes = self._tiers[index], block.stored_bytes
-        ref = _ref((self._next_copy_id, block.key, tier, nbytes, version, objects))
-        self._list(index, Copy(ref, tokens=block.tokens, position=position))
-        return ref
+    def new(
+        self, blocks: Iterable[Block], index: int, positions: Mapping[Key, Position]
+    ) -> list[CopyRef]:
+        """List copies of new data, which are to be written."""
+        tier, refs = self._tiers[index], list[CopyRef]()
+        for block in blocks:
+            key, tokens, _, objects = block
+            nbytes, version = block.stored_bytes, self._next_version
+            ref = _ref((self._next_copy_id, key, tier, nbytes, version, objects))
+            self._next_version = version + objects
+            position = positions.get(key, NO_POSITION)
+            self._list(index, Copy(ref, tokens=tokens, position=position))
+            refs.append(ref)
+        return refs
 
     def new_from(self, source: Copy, index: int) -> CopyRef:
         """List a copy that is to be made from another one."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 
 from kv_cache.cache.admission_gate import AdmissionAnswers, AdmissionGate
-from kv_cache.cache.copies import NO_POSITION, NO_POSITIONS, Copies, Copy, Position, State
+from kv_cache.cache.copies import NO_POSITIONS, Copies, Copy, Position, State
 from kv_cache.cache.counts import CopyTally, Prefetches
 from kv_cache.cache.ledger import Claim, Ledger
 from kv_cache.cache.limits import CacheRules, TierLimits, TierSpec
@@ -214,8 +214,7 @@ class CacheManager:
             draft, count = planned
             taken = fitting[:count]
             self._motion += count
-            new, position_of = self._copies.new, positions.get
-            targets = [new(b, index, position_of(b.key, NO_POSITION)) for b in taken]
+            targets = self._copies.new(taken, index, positions)
             placement.plan = self._commit(draft, targets)
             keys = dict.fromkeys(b.key for b in taken)
             self.admission_gate.took(answers, keys, index)
@@ -576,7 +575,7 @@ class CacheManager:
                 remove(copy.ref.copy_id, evicted=True)
         for level in draft.levels:
             real = levels[id(level)]
-            real.drops = tuple([self._drop(copy) for copy in level.drops])
+            real.drops = tuple(map(self._drop, level.drops))
             real.demotions = tuple(
                 [
                     self._demote(copy, below.index, levels[id(below)].claim)

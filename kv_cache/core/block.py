@@ -6,6 +6,8 @@ never has to compare anything else.
 """
 
 import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from kv_cache.core.units import PAGE_BYTES, round_up
@@ -27,7 +29,16 @@ class Block(NamedTuple):
     @property
     def stored_bytes(self) -> int:
         """Bytes in a tier: whole pages of each object."""
-        return self.objects * round_up(-(-self.nbytes // self.objects), PAGE_BYTES)
+        return _stored_bytes(self.nbytes, self.objects)
+
+
+@lru_cache(4096)  # the blocks of a run have few sizes
+def _stored_bytes(nbytes: int, objects: int) -> int:
+    return objects * round_up(-(-nbytes // objects), PAGE_BYTES)
+
+
+of_block: Callable[[tuple[Key, int, int, int]], Block] = partial(tuple.__new__, Block)
+"""As the class, of all of its fields, without a frame of Python's."""
 
 
 def content_key(*parts: str | int) -> Key:
@@ -35,6 +46,17 @@ def content_key(*parts: str | int) -> Key:
     conversation."""
     text = "\x1f".join(str(p) for p in parts).encode()
     return hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
+
+
+def numbered_keys(parts: Sequence[str | int], numbers: Iterable[int]) -> Iterator[Key]:
+    """Yield `content_key(*parts, number)` of each number."""
+    begun = hashlib.blake2b(
+        "".join(f"{part}\x1f" for part in parts).encode(), digest_size=KEY_BYTES
+    )
+    for number in numbers:
+        name = begun.copy()
+        name.update(b"%d" % number)
+        yield name.digest()
 
 
 def salted_key(key: Key, salt: Key) -> Key:

@@ -103,13 +103,16 @@ class Distinct:
         self._seen: set[int] = set()
         self.bytes = 0
 
-    def read(self, ref: CopyRef) -> None:
-        if ref.copy_id not in self._seen:
-            self._seen.add(ref.copy_id)
-            self.bytes += ref.nbytes
-
-    def gone(self, ref: CopyRef) -> None:
-        self._seen.discard(ref.copy_id)
+    def see(self, refs: Sequence[CopyRef], kind: OpKind) -> None:
+        """Note operations on copies: reads, and deletes of what is there no more."""
+        if kind is OpKind.DELETE:
+            self._seen.difference_update([ref[0] for ref in refs])
+        elif kind is OpKind.READ:
+            seen = self._seen
+            for copy_id, _, _, nbytes, _, _ in refs:
+                if copy_id not in seen:
+                    seen.add(copy_id)
+                    self.bytes += nbytes
 
 
 class FirstValues:
@@ -270,7 +273,7 @@ class Recorder:
             if isinstance(done.op, Write):
                 self.new_bytes += leg.nbytes
             if leg.tier is Tier.NVME:
-                self._distinct(done.op.source, leg.kind)
+                self.distinct.see((done.op.source,), leg.kind)
             total = leg.total_ns
             stats.operations += 1
             stats.sizes.add(leg.nbytes)
@@ -301,7 +304,11 @@ class Recorder:
         legs = EndedLegs(moved_ns, done.started_ns, done.refs)
         times = (done.total_ns, done.device_ns) if done.moved_ns else None
         self.legs(tier, kind, cause, engine, legs, new=kind is OpKind.WRITE, times_ns=times)
+        at_once = last is self.edges.phase_of(min(done.finished_ns))
         for name, column in done.steps:
+            if at_once:
+                self.steps[StepFlow(last, tier, kind, name)].add_all(Values.of(column))
+                continue
             for ended, step_ns in zip(done.finished_ns, column, strict=True):
                 self.steps[StepFlow(self.edges.phase_of(ended), tier, kind, name)].add(step_ns)
         if verified and kind is OpKind.READ:
@@ -334,9 +341,8 @@ class Recorder:
         self.meter.legs(tier, kind, latencies, sizes.total)
         if new:
             self.new_bytes += sizes.total
-        if tier is Tier.NVME:
-            for ref in refs:
-                self._distinct(ref, kind)
+        if tier is Tier.NVME and kind is not OpKind.WRITE:
+            self.distinct.see(refs, kind)
         phase = self.edges.phase_of(max(ended_ns))
         if phase is self.edges.phase_of(min(ended_ns)):
             flow = Flow(phase, tier, kind, cause, engine)
@@ -433,12 +439,6 @@ class Recorder:
             self.prefill_s.add(record.store_ns)
         if record.decoded:
             self.decode_s.add(record.load_ns)
-
-    def _distinct(self, ref: CopyRef, kind: OpKind) -> None:
-        if kind is OpKind.READ:
-            self.distinct.read(ref)
-        elif kind is OpKind.DELETE:
-            self.distinct.gone(ref)
 
     def _flow(self, phase: Phase, tier: Tier, kind: OpKind, cause: Cause, engine: str) -> OpStats:
         key = (phase, tier, kind, cause, engine)

@@ -3,12 +3,18 @@ fragmentation and the capacity that the ledger claims is the capacity that there
 
 import threading
 from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 
 class Extent(NamedTuple):
     offset: int
     length: int
+
+
+_extent: Callable[[tuple[int, int]], Extent] = partial(tuple.__new__, Extent)
+"""As the class, of all of its fields, without a frame of Python's."""
 
 
 class Extents:
@@ -42,7 +48,7 @@ class Extents:
                 start = self._starts[used_up]
                 length = self._lengths.pop(start)
                 part = min(length, nbytes)
-                taken.append(Extent(start, part))
+                taken.append(_extent((start, part)))
                 nbytes -= part
                 if part < length:
                     self._starts[used_up] = start + part

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from kv_cache.core.block import Block, Key, content_key
+from kv_cache.core.block import Block, Key, numbered_keys, of_block
 from kv_cache.core.model import ModelShape
 
 
@@ -31,10 +31,9 @@ class Geometry(Struct, frozen=True, kw_only=True):
 
     def stream(self, name: Sequence[str | int], first: int, count: int) -> tuple[Block, ...]:
         """Return blocks `first` to `first + count` of a token stream that only ever grows."""
-        places = range(first, first + count)
-        return self.blocks((content_key(*name, place) for place in places), self.block_tokens)
+        return self.blocks(numbered_keys(name, range(first, first + count)), self.block_tokens)
 
     def blocks(self, keys: Iterable[Key], tokens: int) -> tuple[Block, ...]:
         """Return blocks of as many tokens each."""
         nbytes, objects = self.nbytes(tokens), self.objects
-        return tuple([Block(key, tokens, nbytes, objects) for key in keys])
+        return tuple([of_block((key, tokens, nbytes, objects)) for key in keys])

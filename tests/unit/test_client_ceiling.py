@@ -204,7 +204,6 @@ def test_a_rehearsal_goes_the_way_of_the_run_and_may_move_less(
     refs = [CopyRef(n, content_key(n), Tier.NVME, 64 * KIB, version=1) for n in range(40)]
     writes: list[Op] = [Write(ref, Cause.PREFILL) for ref in refs]
     reads: list[Op] = [Read(ref, Cause.REUSE) for ref in refs]
-    assert mover.worth_sharing(tuple(reads))
     units = len(mover.units(reads))
     for share, nbytes in ((1.0, 64 * KIB), (0.25, 16 * KIB), (1e-9, PAGE_BYTES)):
         mover.share = share

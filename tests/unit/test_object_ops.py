@@ -21,7 +21,7 @@ def copies_of(sizes: list[tuple[int, int]]) -> list[tuple[CopyRef, CopyRef]]:
     copies = Copies((Tier.CPU, Tier.NVME))
     made = []
     for number, (objects, nbytes) in enumerate(sizes):
-        source = copies.new(Block(content_key(number), 1, nbytes, objects), 0)
+        (source,) = copies.new([Block(content_key(number), 1, nbytes, objects)], 0, {})
         made.append((source, copies.new_from(copies.by_id[source.copy_id], 1)))
     return made
 

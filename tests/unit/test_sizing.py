@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kv_cache.bench.memory import check_ram
 from kv_cache.bench.tier_sizes import ram_parts, size_tiers
 from kv_cache.config.load import load_config
 from kv_cache.config.mlperf import MLPERF_OPTIONS
 from kv_cache.config.root import Config
+from kv_cache.core.block import content_key, numbered_keys
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB
 
@@ -69,3 +72,10 @@ def test_sizes_that_nobody_gave_keep_the_limits_of_the_site(tmp_path: Path) -> N
     wide = load_config(site, {"tiers.gpu": "emulated"})
     assert sizes(size_tiers(wide, available=64 * GIB)[0]) == (1, 3)
     assert sizes(size_tiers(wide, available=3 * GIB)[0]) == (0, 1)
+
+
+@given(st.lists(st.one_of(st.text(max_size=9), st.integers()), max_size=3), st.integers(0, 2**40))
+def test_keys_of_numbers_are_those_of_their_names(parts: list[str | int], first: int) -> None:
+    numbers = range(first, first + 3)
+    keys = list(numbered_keys(parts, numbers))
+    assert keys == [content_key(*parts, number) for number in numbers]

@@ -12,8 +12,9 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -212,6 +213,12 @@ class FilePerObject:
         return _name(ref.copy_id, ".tmp" if self._rename else "")
 
 
+_step: Callable[[tuple[str, int]], MetadataStep] = partial(tuple.__new__, MetadataStep)
+_span: Callable[[tuple[int, int, int]], Span] = partial(tuple.__new__, Span)
+_place: Callable[[tuple[Any, ...]], Place] = partial(tuple.__new__, Place)
+"""As the classes, of all of their fields, without a frame of Python's."""
+
+
 class _Kept:
     """An object of an arena. Where it is in files is worked out once, as it is mostly asked for by
     one engine."""
@@ -280,13 +287,15 @@ class Arena:
         kept = self._take(ref)
         if isinstance(kept, StoreError):
             return kept
-        step = MetadataStep("allocate", time.monotonic_ns() - began_ns)
+        step = _step(("allocate", time.monotonic_ns() - began_ns))
         spans = self._spans(kept, fds)
-        return Place(spans, (step,), engine, files_of(spans) if sync else ())
+        return _place((spans, (step,), engine, files_of(spans) if sync else (), False, False, None))
 
     def _old(self, ref: CopyRef, fds: list[int], engine: str) -> Place | StoreError:
         kept = self._objects.get(ref.copy_id)
-        return _not_here(ref) if kept is None else Place(self._spans(kept, fds), (), engine)
+        if kept is None:
+            return _not_here(ref)
+        return _place((self._spans(kept, fds), (), engine, (), False, False, None))
 
     def names(self, ref: CopyRef, engine: str, flags: int, *, writes: bool, fsync: str) -> None:
         return None
@@ -349,8 +358,9 @@ class Arena:
         return latest[1]
 
     def _span(self, extent: Extent, fds: list[int]) -> Span:
-        number = bisect_right(self._starts, extent.offset) - 1
-        return Span(fds[number], extent.offset - self._starts[number], extent.length)
+        offset, length = extent
+        number = bisect_right(self._starts, offset) - 1
+        return _span((fds[number], offset - self._starts[number], length))
 
 
 def _not_here(ref: CopyRef) -> StoreError:
