@@ -123,6 +123,7 @@ class Case:
         calls += f" depth {self.depth}" if self.depth > 1 else ""
         calls += " files" if self.layout == "file" else ""
         way = " alone" if self.alone else "" if self.native else " Python"
+        way += " no check" if self.verify == Verify.OFF else ""
         return f"{size} x {self.concurrency}{calls}{way}"
 
 
@@ -697,10 +698,9 @@ _HEAD = (
 def row(seen: Seen) -> str:
     ours, fio = seen.ours(lambda u: u.rate).median / 1e6, seen.fio(lambda u: u.rate).median / 1e6
     cpu = seen.ours(lambda u: u.cpu_s_per_gib).median, seen.fio(lambda u: u.cpu_s_per_gib).median
-    name = seen.name + (" no check" if seen.case.verify == Verify.OFF else "")
     noisy = f"  {seen.noisy} noisy units" if seen.noisy else ""
     return (
-        f"{seen.place:<10}{name:<20}{ours:>8.0f}{fio:>8.0f}      {seen.rate!s:<24}"
+        f"{seen.place:<10}{seen.name:<20}{ours:>8.0f}{fio:>8.0f}      {seen.rate!s:<24}"
         f"{seen.latency(50)!s:<24}{seen.latency(99)!s:<24}{cpu[0]:>15.3f}{cpu[1]:>7.3f}{noisy}"
     )
 

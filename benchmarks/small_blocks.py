@@ -8,8 +8,9 @@ ours-fio-fio-ours (A B B A); a ratio is the median of the groups' with its inter
 
     alone   reads and stores by the native transfers, 8 objects a call, stamped and verified, of
             tables that are made before: beside fio psync with as many threads, on the same
-            preallocated file; through one io_uring beside fio's; a file an object beside a loop in
-            C of the same system calls (`io_path.py --alone`)
+            preallocated file, and small ones by one thread without stamps as well, whose cache
+            lines the device's thread wants back; through one io_uring beside fio's; a file an
+            object beside a loop in C of the same system calls (`io_path.py --alone`)
     whole   runs of eight users without think times, storage tier alone: bytes a second of
             storage in the window, beside fio as it replays the log of such a run, its reads and
             writes at the places where an arena would have them, as many at a time as the run had
@@ -79,8 +80,10 @@ def alone(groups: int) -> Iterator[Figure]:
         sizes_kib=list(ALONE), concurrencies=(1, 4, 16), unit_gib=0.5, batches=(8,), alone=True,
     )  # fmt: skip
     rings = replace(plan, concurrencies=(1,), unit_gib=0.1)
+    unstamped = replace(plan, sizes_kib=[64, 256], concurrencies=(1,), verify="off")
     plans = (
         (plan, lambda case: ALONE[case.block // 1024][(1, 4, 16).index(case.concurrency)]),
+        (unstamped, lambda _: 0.9),
         (replace(rings, sizes_kib=[4], batches=(64,), depth=16), lambda _: 0.7),
         (replace(rings, sizes_kib=[0.5], batches=(1024,), depth=128), lambda _: 0.5),
         (replace(plan, sizes_kib=[64, 256, 2048], concurrencies=(4,), layout="file"), _of_files),
