@@ -11,8 +11,10 @@ threads of a run all stand meanwhile: for up to 0.2 s where the cache has many b
 
 
 @contextmanager
-def rarely_looked_for() -> Iterator[None]:
-    """Look for garbage less often."""
+def rarely_looked_for(*, first: bool = False) -> Iterator[None]:
+    """Look for garbage less often; `first`: and once before."""
+    if first:
+        gc.collect()
     young, *older = gc.get_threshold()
     gc.set_threshold(_YOUNG, *older)
     try:

@@ -8,6 +8,7 @@ not there before. A sequence must never depend on the values of keys, only on wh
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ def held_sizes(sizes: Ints, residency: Residency, own_bits: int) -> Ints:
     return np.array([residency.nbytes(n, own_bits) for n in each.tolist()], np.int64)[places]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # without slots, for what is computed once
 class Accesses:
     """`blocks` is the block of each access, `begins` the first access of each request that asks for
     any; `sizes` are the bytes of each block and `tokens` what it holds (None: not known)."""
@@ -64,12 +65,20 @@ class Accesses:
         """Bytes of all blocks, each once."""
         return int(self.sizes.sum())
 
-    @property
+    @cached_property
     def size(self) -> int | None:
         """Bytes of a block where all have the same; None where they differ or there are none."""
         if not len(self.sizes) or int(self.sizes.min()) != int(self.sizes.max()):
             return None
         return int(self.sizes[0])
+
+    @cached_property
+    def cost(self) -> int | None:
+        """Tokens of a block where all have as many, 0 where nobody knows; None where they
+        differ."""
+        if self.tokens is None or not len(self.tokens):
+            return 0
+        return int(self.tokens[0]) if int(self.tokens.min()) == int(self.tokens.max()) else None
 
     @property
     def alone(self) -> bool:
@@ -108,21 +117,23 @@ class Accesses:
     def parts(self) -> Iterator["AccessPart"]:
         """Runs of whole requests, in order."""
         ends, stretches = np.append(self.begins[1:], self.lookups), self.stretches
+        edges = np.flatnonzero(np.diff(stretches, prepend=NO_PARENT))
         row = 0
         while row < self.requests:
             begin = int(self.begins[row])
             after = max(row + 1, int(np.searchsorted(ends, begin + _PART, side="right")))
             end = int(ends[after - 1])
             numbers = self.blocks[begin:end]
-            batches = stretches[row:after]
+            first, last = np.searchsorted(edges, (row + 1, after))
+            changes = np.concatenate(((row,), edges[first:last]))
             yield AccessPart(
                 begin=begin,
                 numbers=numbers,
                 blocks=numbers.tolist(),
                 begins=self.begins[row:after] - begin,
                 ends=ends[row:after] - begin,
-                sizes=self.sizes[numbers],
-                batches=np.repeat(batches, ends[row:after] - self.begins[row:after]),
+                stretches=stretches[changes],
+                stretch_begins=self.begins[changes] - begin,
             )
             row = after
 
@@ -130,16 +141,16 @@ class Accesses:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AccessPart:
     """Some whole requests. Places count from `begin`, the first access; `blocks` are the `numbers`,
-    as Python has them; `sizes` and `batches` are of each access, `begins` and `ends` of each
-    request."""
+    as Python has them; `begins` and `ends` are of each request, and `stretch_begins` of each of the
+    `stretches` that it is of."""
 
     begin: int
     numbers: Ints
     blocks: list[int]
     begins: Ints
     ends: Ints
-    sizes: Ints
-    batches: Ints
+    stretches: Ints
+    stretch_begins: Ints
 
     def requests(self) -> Iterator[tuple[int, int]]:
         """Where each request begins and ends."""

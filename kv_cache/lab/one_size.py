@@ -7,12 +7,14 @@ there; a policy with numbers of its own, or behind an admission policy, goes thr
 """
 
 from collections.abc import Mapping
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol, cast
 
 from kv_cache.lab.accesses import AccessPart
 from kv_cache.lab.shared_state import SharedState
 from kv_cache.policy.eviction.chain import Chain, append, take
 from kv_cache.policy.eviction.counts import CountBucket, close, insert_above
+from kv_cache.policy.eviction.greedy_dual import WorthLine
 from kv_cache.policy.eviction.mq import GHOST_SHARE as MQ_GHOST_SHARE
 from kv_cache.policy.eviction.mq import LIFETIME, QUEUES, Expiring, lower_expired
 from kv_cache.policy.eviction.s3fifo import GHOST_SHARE, MOST_HITS, SMALL_SHARE, TO_MAIN
@@ -21,24 +23,30 @@ _GONE, _FIRST, _SECOND, _FIRST_GHOSTS, _SECOND_GHOSTS = range(5)
 
 
 class Node(Expiring):
-    """One block. `state` is the chain that it stands in; those up to `_SECOND` are of the cache.
-    `bucket` is there from its first use on, where uses are counted in buckets."""
+    """One block that is in the cache, or is remembered. `state` is the chain that it stands in;
+    those up to `_SECOND` are of the cache. `bucket` and `line` are there from its first use on,
+    where the policy has them."""
 
-    __slots__ = ("bucket", "count", "here", "state")
+    __slots__ = ("block", "bucket", "count", "height", "here", "line", "state", "turn")
     bucket: CountBucket
+    line: WorthLine
 
     def __init__(self) -> None:
+        self.block = 0
         self.here = False
         self.state = _GONE
         self.count = 0  # of its uses, or marks
-        self.expires = 0
+        self.expires = self.turn = 0
+        self.height = 0.0
 
 
 class OneSize:
-    """A cache of `room` blocks, 1 or more, of `size` bytes."""
+    """A cache of `room` blocks, 1 or more, of `size` bytes. Nodes of what is forgotten are used
+    again, so that there are no more than the cache and its memory hold: those stay near."""
 
     def __init__(self, room_bytes: int, size: int, shared: SharedState) -> None:
-        self._nodes = [Node() for _ in range(shared.accesses.unique)]
+        self._nodes: list[Node | None] = [None] * shared.accesses.unique
+        self._spare: list[Node] = []
         self._free = room_bytes // size
         self.evicted = self.refused = 0
 
@@ -47,36 +55,50 @@ class OneSize:
         missed: list[int] = []
         for at, block in enumerate(part.blocks):
             node = nodes[block]
-            if node.here:
+            if node is not None and node.here:
                 self.hit(node)
             else:
                 missed.append(at)
-                self._store(node)
+                self._store(block, node)
         return missed
 
     def prefix(self, part: AccessPart) -> list[int]:
         nodes, blocks = self._nodes, part.blocks
         gaps: list[int] = []
         for at, end in part.requests():
-            while at < end and nodes[blocks[at]].here:
-                self.hit(nodes[blocks[at]])
+            while at < end:
+                node = nodes[blocks[at]]
+                if node is None or not node.here:
+                    break
+                self.hit(node)
                 at += 1
             gaps.append(at)
-            for behind in range(at, end):
-                node = nodes[blocks[behind]]
-                if not node.here:
-                    self._store(node)
+            for block in blocks[at:end]:
+                node = nodes[block]
+                if node is None or not node.here:
+                    self._store(block, node)
         return gaps
 
-    def _store(self, node: Node) -> None:
+    def _store(self, block: int, node: Node | None) -> None:
+        if node is None:
+            node = self._nodes[block] = self._spare.pop() if self._spare else Node()
+            node.block = block
         self.expect(node)
         if self._free:
             self._free -= 1
         else:
-            self.evict().here = False
+            victim = self.evict()
+            victim.here = False
             self.evicted += 1
+            if victim.state == _GONE:
+                self.forget(victim)
         node.here = True
         self.insert(node)
+
+    def forget(self, node: Node) -> None:
+        """Let the node of a block that is in no chain stand for another one."""
+        self._nodes[node.block] = None
+        self._spare.append(node)
 
     def expect(self, node: Node) -> None:
         """Room for this block, which is not here, is looked for now."""
@@ -246,6 +268,7 @@ class OneSizeArc(OneSize):
         oldest = cast(Node, self._chains[ghosts].after)
         take(oldest)
         oldest.state = _GONE
+        self.forget(oldest)
         if ghosts == _FIRST_GHOSTS:
             self._b1 -= 1
         else:
@@ -280,6 +303,8 @@ class _OneSizeGhosts(OneSize):
         oldest = cast(Node, self._ghosts.after)
         take(oldest)
         oldest.state = _GONE
+        if oldest is not node:
+            self.forget(oldest)
 
 
 class OneSizeS3Fifo(_OneSizeGhosts):
@@ -413,6 +438,73 @@ class OneSizeMq(_OneSizeGhosts):
             self._none_due_until = lower_expired(self._queues, self._now, LIFETIME)
 
 
+class OneSizeGdsf(OneSize):
+    """Blocks cost as much, too, so that a line is of a number of uses."""
+
+    def __init__(self, room_bytes: int, size: int, shared: SharedState) -> None:
+        super().__init__(room_bytes, size, shared)
+        self._worth = max(shared.accesses.cost or 0, 1) / max(size, 1)
+        self._most_lines = 2 * self._free + 64
+        self._lines: dict[int, WorthLine] = {}  # those that are filed
+        self._heap: list[tuple[float, int, WorthLine]] = []
+        self._floor = 0.0
+        self._turns = 0
+
+    def insert(self, node: Node) -> None:
+        self._join(node, self._line_of(1))
+
+    def hit(self, node: Node) -> None:
+        take(node)
+        old = node.line
+        line = old.higher
+        if line is None or not line.filed:
+            line = self._line_of(old.uses + 1)
+            if old.filed:
+                old.higher = line
+        self._join(node, line)
+
+    def evict(self) -> Node:
+        heap = self._heap
+        while True:
+            _, turn, line = heap[0]
+            if line.empty:
+                heappop(heap)
+                self._close(line)
+                continue
+            first = cast(Node, line.after)
+            if first.turn == turn:
+                break
+            heapreplace(heap, (first.height, first.turn, line))
+        if first.height > self._floor:
+            self._floor = first.height
+        take(first)
+        return first
+
+    def _line_of(self, uses: int) -> WorthLine:
+        """Return the line of so many uses, which the caller joins."""
+        line = self._lines.get(uses)
+        if line is None:
+            if len(self._heap) > self._most_lines:  # hits alone leave lines behind
+                for each in [each for each in self._lines.values() if each.empty]:
+                    self._close(each)
+                self._heap = [entry for entry in self._heap if entry[2].filed]
+                heapify(self._heap)
+            line = self._lines[uses] = WorthLine(self._worth, uses, uses * self._worth)
+            heappush(self._heap, (self._floor + line.value, self._turns + 1, line))
+        return line
+
+    def _close(self, empty: WorthLine) -> None:
+        del self._lines[empty.uses]
+        empty.filed = False
+        empty.higher = None
+
+    def _join(self, node: Node, line: WorthLine) -> None:
+        node.line = line
+        node.height = self._floor + line.value
+        node.turn = self._turns = self._turns + 1
+        append(node, line)
+
+
 class _Make(Protocol):
     def __call__(self, room_bytes: int, size: int, shared: SharedState) -> OneSize: ...
 
@@ -424,5 +516,6 @@ ONE_SIZE: Mapping[str, _Make] = {
     "s3-fifo": OneSizeS3Fifo,
     "sieve": OneSizeSieve,
     "mq": OneSizeMq,
+    "gdsf": OneSizeGdsf,
 }
 """By the name of the policy that each is a short way to."""

@@ -14,6 +14,7 @@ from kv_cache.lab.variants import PolicyVariant
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item
 
+_BY_COST = ("gdsf",)  # go a short way only where all blocks cost as much
 _FAST = {"lru": True, "fifo": False}  # whether a hit goes to the back
 _GONE = -1
 _new = tuple.__new__  # of an Item, in half the time
@@ -29,7 +30,7 @@ def cache_of(variant: PolicyVariant, room_bytes: int, shared: SharedState) -> Ca
     if size and plain is not None:
         if plain in _FAST:
             return Queue(room, shared, to_back=_FAST[plain])
-        if plain in ONE_SIZE:
+        if plain in ONE_SIZE and (plain not in _BY_COST or accesses.cost is not None):
             return ONE_SIZE[plain](room_bytes, size, shared)
     policy, admission = variant.eviction(room_bytes, shared.seed), variant.gate()
     if admission is None:

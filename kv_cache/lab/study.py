@@ -6,11 +6,13 @@ nothing is judged: the answer is counts.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kv_cache.core.callbacks import ignore
+from kv_cache.core.garbage import rarely_looked_for
 from kv_cache.core.seed import Seed
 from kv_cache.lab.accesses import BATCHES, Accesses, AccessPart, Flags, Ints
 from kv_cache.lab.bounds import HitLimit, Min, SpaceTime, leading
@@ -19,6 +21,7 @@ from kv_cache.lab.seam import cache_of
 from kv_cache.lab.shared_state import SharedState
 from kv_cache.lab.variants import PolicyVariant
 
+_MANY = 500_000  # lookups, beside which looking for garbage takes next to no time
 UNLIMITED, MIN, MIN_REFUSING, LIMIT = "unlimited", "min", "min-refusing", "limit"
 
 
@@ -151,8 +154,9 @@ def replay(
     accesses: Accesses, variant: PolicyVariant, room_bytes: int, *, seed: Seed
 ) -> ReplayCounts:
     """Replay one variant at one capacity, by blocks: the shortest way."""
-    accessed = _Accessed(accesses=accesses, there=accesses)
-    return accessed.blocks(cache_of(variant, room_bytes, SharedState(accesses, seed)))
+    accessed, shared = _Accessed(accesses=accesses, there=accesses), SharedState(accesses, seed)
+    with _no_other_cache(shared):
+        return accessed.blocks(cache_of(variant, room_bytes, shared))
 
 
 def _bound(accessed: "_Accessed", shared: SharedState, name: str, room: int) -> StudyRow:
@@ -161,12 +165,22 @@ def _bound(accessed: "_Accessed", shared: SharedState, name: str, room: int) -> 
 
 
 def _row(accessed: "_Accessed", shared: SharedState, variant: PolicyVariant, room: int) -> StudyRow:
-    blocks, same = accessed.blocks_and_same(cache_of(variant, room, shared))
+    with _no_other_cache(shared):
+        blocks, same = accessed.blocks_and_same(cache_of(variant, room, shared))
     if shared.accesses.alone:
         prefix = None
+    elif same:
+        prefix = blocks
     else:
-        prefix = blocks if same else accessed.prefix(cache_of(variant, room, shared))
+        with _no_other_cache(shared):
+            prefix = accessed.prefix(cache_of(variant, room, shared))
     return StudyRow(policy=str(variant), room_bytes=room, blocks=blocks, prefix=prefix)
+
+
+def _no_other_cache(shared: SharedState) -> AbstractContextManager[None]:
+    """Give up what the cache before has left in circles, where that may be much: it is looked for
+    seldom while a cache is filled."""
+    return rarely_looked_for(first=shared.accesses.lookups > _MANY)
 
 
 def _limits(shared: SharedState, rooms_bytes: Sequence[int]) -> list[HitLimit] | None:
@@ -230,9 +244,10 @@ class _Accessed:
 
     def _see(self, count: "_Count", part: AccessPart, hit: Flags) -> None:
         self.on_part()
-        count.hits += np.bincount(part.batches[hit], minlength=BATCHES)
-        count.hit_bytes += int(part.sizes[hit].sum())
-        count.stored_bytes += int(self.there.sizes[part.numbers[hit]].sum())
+        hits = np.add.reduceat(hit, part.stretch_begins, dtype=np.int64)
+        count.hits[part.stretches] += hits
+        count.hit_bytes += _bytes_of(self.accesses, part, hit, int(hits.sum()))
+        count.stored_bytes += _bytes_of(self.there, part, hit, int(hits.sum()))
 
 
 @dataclass(slots=True, eq=False)
@@ -246,6 +261,11 @@ class _Count:
             hits=int(self.hits.sum()), hit_bytes=self.hit_bytes, stored_bytes=self.stored_bytes,
             evictions=evictions, refused=refused, batches=tuple(self.hits.tolist()),
         )  # fmt: skip
+
+
+def _bytes_of(accesses: Accesses, part: AccessPart, hit: Flags, hits: int) -> int:
+    size = accesses.size
+    return int(accesses.sizes[part.numbers[hit]].sum()) if size is None else size * hits
 
 
 def _but(count: int, missed: Ints) -> Flags:

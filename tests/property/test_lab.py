@@ -2,6 +2,7 @@
 what a cache finds by the two rules."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
@@ -228,6 +229,27 @@ def test_the_fast_caches_find_the_same_once_lifetimes_end_and_ghosts_are_forgott
         fast = cache_of(PolicyVariant(Named(policy)), room_bytes, SharedState(given, SEED))
         slow = Seam(EVICTION[policy](room_bytes), room_bytes, SharedState(given, SEED))
         assert hits(fast, given) == hits(slow, given)
+
+
+@pytest.mark.parametrize(("tokens", "short"), [([7] * 200, True), ([7] * 199 + [8], False)])
+def test_a_policy_that_goes_by_cost_is_short_where_all_blocks_cost_as_much(
+    tokens: list[int], short: bool
+) -> None:
+    names = SEED.rng().choices(range(200), [1 / (1 + name) for name in range(200)], k=5_000)
+    given = replace(accesses([*range(200), *names]), tokens=np.array(tokens, np.int64))
+    fast = cache_of(PolicyVariant(Named("gdsf")), 20 * SIZE, SharedState(given, SEED))
+    slow = Seam(EVICTION["gdsf"](20 * SIZE), 20 * SIZE, SharedState(given, SEED))
+    assert isinstance(fast, Seam) != short
+    assert hits(fast, given) == hits(slow, given)
+
+
+def test_nodes_of_what_is_forgotten_stand_for_other_blocks() -> None:
+    """A cache of 20 blocks has a hundred at most, with what it remembers, of 3,000."""
+    given = accesses([*range(1000), *range(20), *range(1000, 3000)])
+    for policy, make in ONE_SIZE.items():
+        cache = make(20 * SIZE, SIZE, SharedState(given, SEED))
+        hits(cache, given)
+        assert sum(node is not None for node in cache._nodes) <= 101, policy
 
 
 @given(asked(), rooms)
