@@ -155,9 +155,10 @@ class Evidence(Struct, frozen=True):
             value = value.get(name)
         return value
 
-    def number(self, path: str) -> float | None:
-        """Return a finite number of 0 or more: nothing in the evidence can be below 0."""
-        return _number(self.at(path))
+    def number(self, path: str, *, least: float = 0) -> float | None:
+        """Return a finite number of 0 or more: nothing in the evidence can be below 0, but for what
+        says how far it can."""
+        return _number(self.at(path), least)
 
     def numbers(self, path: str, *names: str) -> list[float | None]:
         return [self.number(f"{path}.{name}") for name in names]
@@ -185,14 +186,14 @@ class Evidence(Struct, frozen=True):
         return [Evidence(item) for item in value if isinstance(item, Mapping)]
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, least: float) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if isfinite(number) and number >= 0 else None
+    return number if isfinite(number) and number >= least else None
 
 
 Rule = Callable[[Evidence, Thresholds], Iterable[Look]]

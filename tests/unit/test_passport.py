@@ -328,6 +328,7 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
     "a library is loaded beside the program's": (
         "V4", "suspect", {"interposed.unlisted": ["/tmp/a.so"]}, "/tmp/a.so"),
     "the clocks disagree": ("V21", "suspect", {"clock.wall_s": 50.0}, "9.000 s"),
+    "the time was set back": ("V21", "suspect", {"clock.wall_s": -3559.0}, "3600.000 s"),
     "wrong data was read": ("V22", "invalid", {"verification.errors": 1}, "corrupts"),
     "verification is off": ("V22", "suspect", {"verification.mode": "off"}, "--verify stamps"),
     "less was verified than read": (

@@ -2,6 +2,7 @@
 processes, limits, and virtual time."""
 
 from collections.abc import Iterator, Mapping
+from math import inf
 
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
@@ -56,7 +57,8 @@ def _provider(e: Evidence, symbol: str) -> str | None:
 
 
 def clocks(e: Evidence, t: Thresholds) -> Iterator[Look]:
-    wall, monotonic = e.number("clock.wall_s"), e.number("clock.monotonic_s")
+    wall = e.number("clock.wall_s", least=-inf)  # it may have been set back
+    monotonic = e.number("clock.monotonic_s")
     yield from _impossible(e, t)
     if wall is None or monotonic is None:
         yield unknown("the run was not timed by two clocks")
