@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 import kv_cache.sim.cluster.cluster  # noqa: F401
-from tests import covering
+from tests import covering, passports
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["KV_CACHE_JOB"] = "tests"  # which share a device
@@ -57,6 +58,12 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         return nodeid if path.startswith(_SHARES_NOTHING) else _GROUPS.get(Path(path).stem, path)
+
+
+@pytest.fixture(autouse=True)
+def _every_run_has_its_set_of_rules() -> Iterator[None]:
+    yield
+    passports.compare_the_rest()
 
 
 @pytest.hookimpl(optionalhook=True)  # `-p no:xdist`

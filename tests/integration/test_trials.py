@@ -91,7 +91,7 @@ def test_a_series_whose_worst_trial_was_left_out_is_named_whatever_was_made_of_i
     files = {row["file"]: row["sha256"] for row in rows}
     left = [json.loads((tmp_path / name).read_bytes()) for name in files]
     document = aggregate(left, files, master_seed=own["seed"], planned=2)
-    names(document["kv_cache"], T1="invalid", T2="invalid", also=("T3",))
+    names(document["kv_cache"], T1="invalid", T2="invalid")
     (tmp_path / "R.json").write_bytes(as_json(document))
     assert run(tmp_path, "verify", "R.json").code == 0  # it says itself what it is
     section = document["kv_cache"]
@@ -175,7 +175,7 @@ def names_in(directory: Path) -> set[str]:
 
 
 def assert_ended_early(cwd: Path, own: Any) -> None:
-    names(own, also=["T2"], T1="invalid")
+    names(own, T1="invalid")
     assert not (cwd / "R.trial3.json").exists()
     assert not (cwd / "cache").exists()
 
@@ -214,7 +214,7 @@ def test_a_trial_that_breaks_does_not_take_those_before_with_it(
     assert "Traceback" not in done.stderr
     own = json.loads((tmp_path / "R.json").read_bytes())["kv_cache"]
     assert own["trials"][0]["counted"]
-    names(own, also=["T2"], T1="invalid")
+    names(own, T1="invalid")
     said = " ".join(own["passport"]["reasons"])
     assert "trial 2" in said or "trials 2" in said
     assert not (tmp_path / "R.trial3.json").exists()
