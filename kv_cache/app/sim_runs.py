@@ -1,10 +1,12 @@
 """The runs of a simulation: each variant with each seed, and what is written as they end."""
 
+import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, NamedTuple
 
 from msgspec import Struct, field
@@ -25,6 +27,7 @@ from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
 from kv_cache.config.step_table import StepTable, read_step_table
 from kv_cache.config.yaml_files import find_config
+from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import UsageError
 from kv_cache.files.cluster_events import EventLog
 from kv_cache.files.cluster_tables import ColumnsFile
@@ -337,7 +340,7 @@ class _Runs:
         if self._caught.came:
             raise StoppedError
         variant, before = self._variant(cell), self._done
-        show = self._shown_now_and_then(cell)
+        show = _now_and_then(lambda each: self._show(cell, series_columns(each)), _SHOWN_S)
 
         def progress(ended: int, series: ClusterSeries) -> None:
             self._bar.to(before + ended)
@@ -355,39 +358,42 @@ class _Runs:
         self._bar.to(self._done)
         return replace(run, kinds=kinds)
 
-    def _shown_now_and_then(self, cell: "_Cell") -> Callable[[ClusterSeries], None]:
-        """Return what shows a run's series as it goes on, where one is written."""
-        file, next_s = self._series, time.monotonic() + _SHOWN_S
-        if file is None:
-            return lambda _: None
-        variant = self._new(self._inputs.plan[cell.variant]).key()
-        run = {"run": self._ended + 1, "seed": self._variant(cell).scenario.seed}
-
-        def show(series: ClusterSeries) -> None:
-            nonlocal next_s
-            began = time.monotonic()
-            if began >= next_s:
-                file.show(variant, run, self._series_rows(series_columns(series)))
-                took = time.monotonic() - began
-                next_s = began + max(_SHOWN_S, _SHOWN_TIMES * took)
-
-        return show
+    def _show(self, cell: "_Cell", columns: Row) -> None:
+        """Show the series that a run has until now, where one is written."""
+        if self._series is not None:
+            variant = self._new(self._inputs.plan[cell.variant]).key()
+            run = {"run": self._ended + 1, "seed": self._variant(cell).scenario.seed}
+            self._series.show(variant, run, self._series_rows(columns))
 
     def _spread(self, cells: Sequence["_Cell"], together: int) -> None:
-        """Perform runs in so many processes. Raises StoppedError."""
+        """Perform runs in so many processes, which leave their series in files as they go on.
+        Raises StoppedError."""
         before, counted = self._done, self._log is not None
+        with (
+            TemporaryDirectory(prefix="kv-cache-sim-") as scratch,
+            cores(together, _inputs_again, self._study) as spread,
+        ):
+            left = [Path(scratch, str(number)) for number in range(len(cells))]
+            every_s = None if self._series is None else _SHOWN_S
+            arguments = (
+                (cell, counted, path, every_s) for cell, path in zip(cells, left, strict=True)
+            )
+            current = cells[0], left[0]
 
-        def progress(done: int) -> None:
-            self._bar.to(before + done)
+            def progress(done: int) -> None:
+                self._bar.to(before + done)
+                cell, path = current
+                with suppress(FileNotFoundError):
+                    columns = pickle.loads(path.read_bytes())
+                    path.unlink()
+                    self._show(cell, columns)
 
-        with cores(together, _inputs_again, self._study) as spread:
-            arguments = ((cell, counted) for cell in cells)
             runs = spread.in_order(_run_of, arguments, self._caught, progress)
-            for cell in cells:
-                self._note(cell)
-                with _named(self._study, self._variant(cell)):
+            for current in zip(cells, left, strict=True):
+                self._note(current[0])
+                with _named(self._study, self._variant(current[0])):
                     run = next(runs)
-                self._keep(cell, run)
+                self._keep(current[0], run)
 
     def _keep(self, cell: "_Cell", run: EndedRun) -> None:
         """Keep the rows of a run that has ended, and write what belongs to it."""
@@ -455,17 +461,44 @@ def _inputs_again(study: Scenarios) -> ScenarioInputs:
 
 
 def _run_of(
-    inputs: ScenarioInputs, cell: _Cell, counted: bool, progress: Callable[[int], None]
-) -> EndedRun:
-    """Simulate a run of the plan, and count its events if that is wanted."""
+    inputs: ScenarioInputs, cell: _Cell, counted: bool, left: Path, every_s: float | None,
+    progress: Callable[[int], None],
+) -> EndedRun:  # fmt: skip
+    """Simulate a run of the plan, count its events if that is wanted, and leave its series in a
+    file every so often."""
     scenario = inputs.plan[cell.variant].runs[cell.repeat].scenario
     log = EventLog(None, several=False) if counted else None
 
-    def ended(count: int, _: ClusterSeries) -> None:
+    def leave(series: ClusterSeries) -> None:
+        part = left.with_suffix(".part")
+        with suppress(OSError):  # it is only shown
+            part.write_bytes(pickle.dumps(series_columns(series)))
+            part.replace(left)
+
+    show = ignore if every_s is None else _now_and_then(leave, every_s)
+
+    def ended(count: int, series: ClusterSeries) -> None:
         progress(count)
+        show(series)
 
     run = simulated(inputs, scenario, ended, None if log is None else log.begin(1))
     return replace(run, kinds=None if log is None else log.end())
+
+
+def _now_and_then(
+    show: Callable[[ClusterSeries], None], every_s: float
+) -> Callable[[ClusterSeries], None]:
+    """Return what shows a series every so often, or less often where that takes long."""
+    next_s = time.monotonic() + every_s
+
+    def shown(series: ClusterSeries) -> None:
+        nonlocal next_s
+        began = time.monotonic()
+        if began >= next_s:
+            show(series)
+            next_s = began + max(every_s, _SHOWN_TIMES * (time.monotonic() - began))
+
+    return shown
 
 
 def _columns_of(outcome: ClusterOutcome) -> Row:

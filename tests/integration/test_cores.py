@@ -23,6 +23,7 @@ from kv_cache.cli import main
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.errors import UsageError
 from kv_cache.core.seed import Seed
+from kv_cache.files.cluster_tables import ColumnsFile
 from kv_cache.files.result import Result
 from kv_cache.workload.samples.hashed_traces import mooncake_lines
 from tests.traces import ROOT
@@ -35,12 +36,14 @@ FILES: dict[str, Any] = {
 }
 
 
-def in_processes(count: int, name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+def in_processes(
+    count: int, name: str, place: Path, monkeypatch: pytest.MonkeyPatch, *settings: str
+) -> Result:
     place.mkdir()
     monkeypatch.chdir(place)
     monkeypatch.setattr(sim_runs, "processes_for", lambda _: count)
     monkeypatch.setattr(sim_runs, "_WORTH_S", 0.0)
-    result = sim(SimOptions(scenario=name, preset="smoke", seeds=3, **FILES))
+    result = sim(SimOptions(scenario=name, preset="smoke", seeds=3, settings=settings, **FILES))
     assert result is not None
     return result
 
@@ -54,6 +57,26 @@ def test_two_processes_write_the_same_bytes_as_one(
     for name in FILES.values():
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
     assert (tmp_path / "1" / "o.csv").stat().st_size
+
+
+def test_a_run_in_another_process_shows_its_series_as_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, real = list[int](), ColumnsFile.show
+
+    def show(self: ColumnsFile, variant: Any, run: Any, columns: Any) -> None:
+        shown.extend([run["run"]] * ("at_ns" in columns))
+        real(self, variant, run, columns)
+
+    monkeypatch.setattr(ColumnsFile, "show", show)
+    monkeypatch.setattr(sim_runs, "_SHOWN_S", 0.0)
+    for count in (1, 2):
+        shown.clear()
+        often = "watch.check_every=20"
+        in_processes(count, "classes", tmp_path / str(count), monkeypatch, often)
+        assert any(shown.count(run) > 1 for run in set(shown) - {1})
+    series = [(tmp_path / each / "s.csv").read_bytes() for each in "12"]
+    assert series[0] == series[1]
 
 
 @pytest.fixture
