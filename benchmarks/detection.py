@@ -44,7 +44,7 @@ _PASSPORT, _STACK = "tests/integration/test_passport.py", "tests/integration/tes
 _VERIFY, _STALLS = "tests/integration/test_verify.py", "tests/integration/test_stalls.py"
 _MEANWHILE, _SERIES = "tests/integration/test_meanwhile.py", "tests/integration/test_trials.py"
 _RANKS, _TRIALS = "tests/unit/test_merged_ranks.py", "tests/unit/test_trials.py"
-_FORMS = "tests/unit/test_view_forms.py"
+_FORMS, _GUEST = "tests/unit/test_view_forms.py", "tests/integration/test_guest.py"
 WAYS = [
     *(Way(what, rules, f"{_STACK}::{name}", Origin.REVIEW) for what, rules, name in (
         ("loop device without direct I/O", "V27", "test_a_loop_device_without_direct_io_is_named"),
@@ -128,6 +128,11 @@ WAYS = [
     *(Way(what, rules, f"{_VERIFY}::{name}", Origin.SPECIFICATION) for what, rules, name in (
         ("all numbers made to fit, against the records", "verify",
          "test_numbers_that_were_all_made_to_fit_are_told_by_the_records"),
+    )),
+    *(Way(what, rules, f"{_GUEST}::{name}", Origin.SPECIFICATION) for what, rules, name in (
+        ("clock that is set while the run goes on", "V21",
+         "test_a_clock_that_is_set_during_a_run_is_named"),
+        ("memory limit of a cgroup", "V24", "test_a_memory_limit_that_makes_a_run_wait_is_named"),
     )),
     Way("preconditioning that decays without end", "V14", "tests/unit/test_steady.py",
         Origin.SPECIFICATION),
