@@ -200,6 +200,7 @@ class OneSizeArc(OneSize):
     def __init__(self, room_bytes: int, size: int, shared: SharedState) -> None:
         super().__init__(room_bytes, size, shared)
         self._capacity, self._size = room_bytes, size
+        self._room, self._most = room_bytes // size, 2 * room_bytes // size  # blocks
         self._chains = [Chain() for _ in range(5)]  # T1, T2, B1 and B2 by state
         self._t1 = self._t2 = self._b1 = self._b2 = 0  # blocks in each
         self._p = 0.0
@@ -228,15 +229,21 @@ class OneSizeArc(OneSize):
             node.state = _SECOND
             self._t2 += 1
         append(node, self._chains[node.state])
-        self._cut()
+        ghosts = self._b1 + self._b2
+        if ghosts and self._t1 + self._t2 + ghosts > self._room:
+            self._cut()
 
     def hit(self, node: Node) -> None:
-        take(node)
+        before, after, chain = node.before, node.after, self._chains[_SECOND]  # take(node)
+        before.after = after
+        after.before = before
         if node.state == _FIRST:
             node.state = _SECOND
             self._t1 -= 1
             self._t2 += 1
-        append(node, self._chains[_SECOND])
+        last = chain.before  # append(node, chain)
+        node.before, node.after = last, chain
+        last.after = chain.before = node
 
     def evict(self) -> Node:
         t1_bytes = self._t1 * self._size
@@ -257,11 +264,10 @@ class OneSizeArc(OneSize):
 
     def _cut(self) -> None:
         """Forget the oldest ghosts that are too many."""
-        size, capacity = self._size, self._capacity
-        while self._b1 and (self._t1 + self._b1) * size > capacity:
+        while self._b1 and self._t1 + self._b1 > self._room:
             self._forget(_FIRST_GHOSTS)
         here = self._t1 + self._t2
-        while (here + self._b1 + self._b2) * size > max(2 * capacity, here * size):
+        while here + self._b1 + self._b2 > max(self._most, here):
             self._forget(_SECOND_GHOSTS if self._b2 else _FIRST_GHOSTS)
 
     def _forget(self, ghosts: int) -> None:
