@@ -196,10 +196,13 @@ class BatchMover:
     def _run(self, table: PieceTable, *, how: Capability, writes: bool) -> list[Moved]:
         """Transfer pieces, as a store of these capabilities has it; through a ring as many at a
         time as there is depth to spare."""
-        if (Capability.WRITE_RINGS if writes else Capability.READ_RINGS) not in how:
-            if Capability.AT_ONCE in how and self._spare and table.count > 1:
-                return self.transfers.run_by_crew(table, self._abort)
-            return self.transfers.run(table, self._abort)
+        if self.by_ring(how, writes=writes):
+            return self._run_by_ring(table)
+        if Capability.AT_ONCE in how and self._spare and table.count > 1:
+            return self.transfers.run_by_crew(table, self._abort)
+        return self.transfers.run(table, self._abort)
+
+    def _run_by_ring(self, table: PieceTable) -> list[Moved]:
         with self._lock:
             more = max(0, min(self._spare, table.count - 1))
             self._spare -= more
@@ -209,14 +212,21 @@ class BatchMover:
             with self._lock:
                 self._spare += more
 
+    def by_ring(self, how: Capability, *, writes: bool) -> bool:
+        """Return whether such operations of a store go through an io_uring."""
+        return (Capability.WRITE_RINGS if writes else Capability.READ_RINGS) in how
+
     def at_once(self, how: Capability) -> int:
         """Return how many threads move objects of one call of a store of these capabilities."""
         return self.transfers.depth if Capability.AT_ONCE in how else 1
 
     def share_out(self, table: PieceTable, *, apart: int, slots: int) -> None:
         """Transfer the rows of a table: by so many threads, each with a place of its own in memory,
-        which are `apart` bytes from each other."""
-        self.transfers.share_out(table, self._abort, apart=apart, slots=slots)
+        which are `apart` bytes from each other; without a distance, through a ring."""
+        if apart:
+            self.transfers.share_out(table, self._abort, apart=apart, slots=slots)
+        else:
+            self._run_by_ring(table)
 
     def tell(self, one: Batched, rows: Iterable[tuple[Piece, Moved]]) -> None:
         """Note what became of the pieces of an object that were moved."""

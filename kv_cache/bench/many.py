@@ -61,15 +61,15 @@ class PlacedObjects:
         self._shape: list[int] = []  # what is done by the rows of the object with fewest
         self.table = PieceTable(())
 
-    def lay_out(self, payload: Payload, does: int, address: int, room: int) -> None:
-        """Make the table. All objects lie in the same memory: at `address`, or where each one's
-        noise says in so many pages of `room` from there on."""
+    def lay_out(self, payload: Payload, does: int, address: int, room: int, apart: int = 0) -> None:
+        """Make the table. Objects lie `apart` bytes from each other, or in the same memory: at
+        `address`, or where each one's noise says in so many pages of `room` from there on."""
         beside, writes = does & int(Does.NOWHERE), self.kind is OpKind.WRITE
         pieces: list[tuple[int, ...]] = []
         for number, (ref, place) in enumerate(zip(self.refs, self.places, strict=True)):
             self._rows.append(len(pieces))
             first = payload.bases(ref, 0)
-            at, begin = address, 0
+            at, begin = address + number * apart, 0
             if room:
                 at += PAGE_BYTES * payload.shift(first, ref.nbytes // PAGE_BYTES, room)
             if isinstance(place, Names):
@@ -182,25 +182,35 @@ class PlacedMover:
     def __init__(self, batches: BatchMover, pulse: StoreCalls) -> None:
         self._batches, self._pulse = batches, pulse
 
+    def needed_bytes(self, largest: int, count: int, *, how: Capability, writes: bool) -> int:
+        """Return how large a buffer one call of so many objects needs: in a ring each has memory of
+        its own, else all those that a thread moves have the same."""
+        return largest * count if self._batches.by_ring(how, writes=writes) else largest
+
     def move(self, objects: PlacedObjects, pool: BufferPool, *, how: Capability) -> None:
-        """Read and verify, or stamp and write, all of the objects."""
+        """Read and verify, or stamp and write, all of the objects, for which there must be room."""
         batches, payload = self._batches, self._batches.payload
         writes = objects.kind is OpKind.WRITE
         does = done_to(Does.WRITE | Does.STAMPED if writes else batches.reads, how)
         pages = max(ref.nbytes for ref in objects.refs) // PAGE_BYTES
         all_pages = pool.buffer_bytes // PAGE_BYTES
-        slots = min(len(objects.refs), batches.at_once(how), all_pages // pages)
+        ring = batches.by_ring(how, writes=writes)
+        slots = len(objects.refs)
+        if not ring:
+            slots = min(slots, batches.at_once(how), all_pages // pages)
         if writes:  # where the noise of each begins somewhere else
             pages = payload.room(pages, all_pages // slots)
         tint = payload.tint(objects.refs[0], 0) if writes else 0
         buffer = pool.take(tint)
         try:
-            objects.lay_out(payload, does, buffer.address, pages if writes else 0)
+            apart = pages * PAGE_BYTES
+            room = pages if writes else 0
+            objects.lay_out(payload, does, buffer.address, room, apart if ring else 0)
             if writes:
                 payload.fill(buffer, slots * pages, tint)
             self._pulse.enter_many(objects)
             try:
-                batches.share_out(objects.table, apart=pages * PAGE_BYTES, slots=slots)
+                batches.share_out(objects.table, apart=0 if ring else apart, slots=slots)
             finally:
                 self._pulse.leave_many(objects)
         finally:

@@ -39,6 +39,7 @@ from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers import native
 from kv_cache.tiers.base import (
     FREE,
+    RINGS,
     Capability,
     Names,
     Place,
@@ -231,9 +232,15 @@ class Mover:
 
     def _are_placed(self, same: Sequence[Op]) -> bool:
         """Return whether such operations go in one call."""
-        first = same[0]
+        first, count = same[0], len(same)
         placed = isinstance(first, Read | Write) and first.copy.tier in self._found_at_once
-        return placed and len(same) >= _MANY
+        if not placed or count < _MANY or self._many is None:
+            return False
+        how, writes = self._how[first.target.tier], isinstance(first, Write)
+        if not how & RINGS:
+            return True
+        largest = max(op.target.nbytes for op in same)
+        return self._many.needed_bytes(largest, count, how=how, writes=writes) <= self._size
 
     def _are_freed(self, same: Sequence[Op]) -> bool:
         """Return whether such operations are deletes that ask no device."""

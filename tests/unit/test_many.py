@@ -42,11 +42,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def store_of(places: Sequence[Path]) -> Store:
+def store_of(places: Sequence[Path], engine: str) -> Store:
     if not places:
         return MemoryStore(Tier.NVME, CAPACITY)
     stores = [
-        open_storage(place, capacity_bytes=CAPACITY, layout="arena", engine="direct")
+        open_storage(place, capacity_bytes=CAPACITY, layout="arena", engine=engine)
         for place in places
     ]
     if Capability.POSITIONAL not in stores[0].capabilities:
@@ -57,8 +57,14 @@ def store_of(places: Sequence[Path]) -> Store:
 class Rig:
     """Storage in arenas, or in memory without any, and a mover that has it alone."""
 
-    def __init__(self, *places: Path, verify: Verify = Verify.FULL, sampled: int = 0) -> None:
-        self.store = store_of(places)
+    def __init__(
+        self,
+        *places: Path,
+        verify: Verify = Verify.FULL,
+        sampled: int = 0,
+        engine: str = "direct",
+    ) -> None:
+        self.store = store_of(places, engine)
         self.files = [file for place in places for file in sorted(place.rglob("*.kv"))]
         self.pulse, self.abort, clock = StoreCalls(), AbortFlag(), MonotonicClock()
         self.pools = BufferPool(2, BUFFER), BufferPool(2, BUFFER)
@@ -85,12 +91,17 @@ def copies(first: int, *pages: int) -> list[CopyRef]:
     ]
 
 
-@pytest.fixture(name="rig", params=[0, 1, 2], ids=["memory", "one drive", "two drives"])
+@pytest.fixture(
+    name="rig",
+    params=[(0, "direct"), (1, "direct"), (2, "direct"), (1, "uring")],
+    ids=["memory", "one drive", "two drives", "one drive by a ring"],
+)
 def _rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    places = [tmp_path / "a", tmp_path / "b"][: request.param]
+    drives, engine = request.param
+    places = [tmp_path / "a", tmp_path / "b"][:drives]
     for place in places:
         place.mkdir()
-    yield from opened(*places)
+    yield from opened(*places, engine=engine)
 
 
 @pytest.fixture(name="sampling")
@@ -103,8 +114,8 @@ def _single(tmp_path: Path) -> Iterator[Rig]:
     yield from opened(tmp_path)
 
 
-def opened(*places: Path, sampled: int = 0) -> Iterator[Rig]:
-    rig = Rig(*places, sampled=sampled)
+def opened(*places: Path, sampled: int = 0, engine: str = "direct") -> Iterator[Rig]:
+    rig = Rig(*places, sampled=sampled, engine=engine)
     yield rig
     assert [pool.available for pool in rig.pools] == [2, 2]
     assert not rig.pulse.in_flight(10**18)

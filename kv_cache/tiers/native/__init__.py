@@ -141,6 +141,12 @@ class PieceTable:
         values = _ROW.unpack_from(self.rows, number * _ROW.size)
         return Piece._make(values[:_ASKED_FIELDS]), Moved._make(values[_ASKED_FIELDS:])
 
+    def fail(self, error: int) -> None:
+        """Nothing was done, for that reason."""
+        values = memoryview(self.rows).cast("q")
+        for at in range(_FIELDS - 1, len(values), _FIELDS):
+            values[at] = error
+
     def moved(self) -> list[Moved]:
         return list(map(Moved._make, zip(*self.columns(), strict=True)))
 
@@ -240,7 +246,8 @@ class Transfers:
         try:
             ring = self._ring()
         except OSError as error:
-            return [Moved(0, 0, 0, 0, error.errno or errno.EIO)] * table.count
+            table.fail(error.errno or errno.EIO)
+            return table.moved()
         word = ctypes.byref(abort.word)
         self._through_ring(ring, table.address, table.count, depth, word)
         return table.moved()

@@ -119,7 +119,7 @@ class NvmeStore:
             # A ring opens no files.
             self.capabilities |= Capability.PLACED | Capability.AT_ONCE | Capability.WHOLE
             named = isinstance(layout, FilePerObject)
-            if (self._arena or named) and fsync != "batch" and not self._uses_rings:
+            if (self._arena or named) and fsync != "batch":
                 self.capabilities |= Capability.FOUND_AT_ONCE
 
     def create(self, ref: CopyRef) -> Sink:
