@@ -392,7 +392,10 @@ def _untrusted(
 
 def _untested(answer: CapacityAnswer, slos: Sequence[Slo], deciding: Sequence[Probe]) -> list[Qos]:
     """Return the classes with an SLO that no user at the answer is in."""
-    at_answer = [probe for probe in deciding if probe.load == answer.load]
+    nearest = min(
+        (probe.load for probe in deciding), key=lambda at: abs(at - answer.load), default=0
+    )
+    at_answer = [probe for probe in deciding if answer.load and probe.load == nearest]
     classes = dict.fromkeys(slo.qos for slo in slos)
     tested = {slo.qos for probe in at_answer for slo in probe.slos}
     return [qos for qos in classes if at_answer and qos not in tested]

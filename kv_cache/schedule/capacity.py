@@ -98,7 +98,7 @@ class Ended(StrEnum):
 
 class CapacityAnswer(Struct, frozen=True, kw_only=True):
     """`load` is the highest that kept its SLOs, up to the middle of where the limit may be as all
-    probes together show it; 0 if none did.
+    probes together show it, or `low` where that is higher; 0 if none did.
 
     `low` and `high` hold the limit with the confidence of the rules. `high` is None where no load
     failed, or the client was the limit: then the capacity is at least `low`, which passed with
@@ -399,6 +399,7 @@ class CapacitySearch:
             return passed, Interval(min(low, passed), inf), Ended.CLIENT
         if passed >= self._rules.highest <= middle:
             return passed, Interval(min(low, passed), inf), Ended.HIGHEST
+        load = max(load, self._rounded(low))  # what passed with confidence lies below the interval
         return load, Interval(min(low, load), high), Ended.LIMIT
 
     def _one_sided(self, passed: float) -> Ended:

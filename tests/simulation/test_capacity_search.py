@@ -81,6 +81,17 @@ def test_a_bad_moment_in_one_probe_does_not_decide_the_capacity(bad: int) -> Non
     assert float(np.median([answer.load for answer in answers])) >= 0.93 * KV.capacity
 
 
+def test_a_load_that_passed_far_below_does_not_widen_the_interval() -> None:
+    """Nothing between passed: the last probe was just above the limit. Before, the interval began
+    at the load that had, 0.49 of 1 - utilisation wide, though 0.11 was known."""
+    queue = Queue(service_s=0.001, constant=False, far=20)
+    answer = searched(queue, 3, probe_s=600, resolution=0.005)
+    assert holds(answer, queue.capacity)
+    assert answer.high is not None
+    assert (answer.high - answer.low) / (1 / queue.service_s - queue.capacity) < 0.15
+    assert answer.low <= answer.load < answer.high
+
+
 def test_a_search_that_stays_wide_says_how_long_it_would_take_to_be_narrow() -> None:
     queue = Queue(service_s=0.1, constant=False, far=1.2)
     answer = searched(queue, 1)

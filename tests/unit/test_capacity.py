@@ -375,7 +375,10 @@ def test_every_search_ends_within_its_probes_and_loads(
     assert answer.low >= 0
     assert answer.high is None or answer.low < answer.high
     if answer.load:
-        assert answer.load in {step.load for step in search.steps if step.verdict.inside}
+        passed = {step.load for step in search.steps if step.verdict.inside}
+        assert answer.load in passed or min(passed) < answer.load == pytest.approx(
+            answer.low, rel=1e-5
+        )
     if answer.confirmed:
         assert len(answer.steps) >= 3
         assert (
