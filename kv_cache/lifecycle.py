@@ -40,11 +40,14 @@ from kv_cache.core.effect import (
 from kv_cache.core.kinds import Cause, Lookup, OpKind, Outcome, RunMode, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
+from kv_cache.core.units import MIB
 from kv_cache.schedule.admission import Gate
 from kv_cache.schedule.ahead import Ahead
 
 _KNOWN = (Lookup.TURNS, Lookup.OPERATION)  # `Request.new_from` says what others may have left
 _SEQUENCES = (Lookup.TURNS, Lookup.CONTENT)  # each block attends over those before it
+
+_LEAST_BLOCKS, _MOST_BLOCKS, _BATCH_BYTES = 8, 64, 8 * MIB  # of a batch whose size nobody gave
 
 NOWHERE = "fits-nowhere"
 ROOM_LOST = "room-not-made"
@@ -68,7 +71,7 @@ class Semantics(Struct, frozen=True, kw_only=True):
     prefill_only_from_tokens: int  # 0 = never; the reference ends a request of 10000 at prefill
     prefill_ns_per_token: int
     decode_ns_per_token: int
-    batch_blocks: int  # blocks that one request stores or promotes at once
+    batch_blocks: int | None  # that one request stores or promotes at once; None: by their size
 
 
 class Through(Struct, eq=False, kw_only=True):
@@ -376,7 +379,7 @@ def _load(p: _Progress, pinned: Sequence[CopyRef], cause: Cause) -> Step:
     began_ns = p.now_ns
     bad: list[CopyRef] = []
     while lower:
-        group = lower[: semantics.batch_blocks]
+        group = lower[: _together(lower[0].nbytes, semantics)]
         plan, count = cache.begin_promotions(group)
         if plan is None:
             here += group[:count]
@@ -453,8 +456,9 @@ class _Background:
 def _store_behind(p: _Progress, blocks: Sequence[Block]) -> Step:
     """Hand blocks to the background, through a queue of bounded length."""
     gate = p.world.behind
-    for start in range(0, len(blocks), p.world.semantics.batch_blocks):
-        group = blocks[start : start + p.world.semantics.batch_blocks]
+    most = _together(blocks[0].nbytes, p.world.semantics) if blocks else 1
+    for start in range(0, len(blocks), most):
+        group = blocks[start : start + most]
         if not gate.try_enter():
             if p.world.semantics.write_behind_drop:
                 p.world.dropped_stores += len(group)
@@ -483,7 +487,7 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
     began_ns = p.now_ns
     todo = list(blocks)
     while todo:
-        group = todo[: p.world.semantics.batch_blocks]
+        group = todo[: _together(todo[0].nbytes, p.world.semantics)]
         nbytes = sum(b.nbytes for b in group)
         if not gate.try_enter(nbytes):
             done = yield Await(gate.line_up(nbytes))
@@ -503,6 +507,14 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
             done = yield Await(placement.wait)
             p.now_ns = done.at_ns
     p.store_ns += p.now_ns - began_ns
+
+
+def _together(nbytes: int, semantics: Semantics) -> int:
+    """Return how many blocks of so many bytes one request stores or promotes at once: what has to
+    be decided for a batch costs the program as much as eight small blocks."""
+    if semantics.batch_blocks is not None:
+        return semantics.batch_blocks
+    return max(_LEAST_BLOCKS, min(_MOST_BLOCKS, _BATCH_BYTES // max(1, nbytes)))
 
 
 def _write(p: _Progress | _Background, plan: RoomPlan, cause: Cause) -> Step:

@@ -352,9 +352,10 @@ class SemanticsConfig:
     prefill_ms_per_token: float = opt(
         0.0, "Time to compute the KV state of a new token", unit="ms", low=0, high=60_000
     )
-    batch_blocks: int = opt(
-        8, "Blocks that one request stores or promotes at once", low=1, high=4096
-    )
+    batch_blocks: int | None = opt(
+        None, "Blocks that one request stores or promotes at once; if not given, 8, and of blocks "
+        "below 1 MiB as many as 8 MiB, at most 64", low=1, high=4096,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
