@@ -65,7 +65,6 @@ _TRACE = _TRACES / "mooncake_conversation_6000.jsonl"
 _ROWS = (f"--trace={_TRACE}", "--trace-speedup=0")
 WHOLE: Mapping[str, tuple[tuple[str, ...], float]] = {
     "Mooncake 256 KiB": ((*_EIGHTH, *_ROWS), 0.7),
-    "Mooncake 256 KiB, 32 a batch": ((*_EIGHTH, "--set=semantics.batch_blocks=32", *_ROWS), 0.7),
     "decode-only 256 KiB": ((*_EIGHTH, "--decode-only"), 0.7),
     "decode-only 2 MiB": (("--decode-only",), 0.9),
     "prefill-only 256 KiB": ((*_EIGHTH, "--prefill-only"), 0.7),

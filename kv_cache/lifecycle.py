@@ -47,7 +47,7 @@ from kv_cache.schedule.ahead import Ahead
 _KNOWN = (Lookup.TURNS, Lookup.OPERATION)  # `Request.new_from` says what others may have left
 _SEQUENCES = (Lookup.TURNS, Lookup.CONTENT)  # each block attends over those before it
 
-_LEAST_BLOCKS, _MOST_BLOCKS, _BATCH_BYTES = 8, 64, 8 * MIB  # of a batch whose size nobody gave
+_LEAST_BLOCKS, _MOST_BLOCKS, _BATCH_BYTES = 8, 64, 16 * MIB  # of a batch whose size nobody gave
 
 NOWHERE = "fits-nowhere"
 ROOM_LOST = "room-not-made"

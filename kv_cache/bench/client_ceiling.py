@@ -18,7 +18,8 @@ from kv_cache.config.build import Load
 from kv_cache.config.root import Config
 from kv_cache.config.schema import overlay
 from kv_cache.core.callbacks import ignore
-from kv_cache.core.kinds import OpKind, Tier
+from kv_cache.core.kinds import OpKind, Phase, Tier
+from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.ceiling import CeilingPoint, smaller_sizes
 from kv_cache.metrics.evidence import OBJECT_ENGINES
 from kv_cache.metrics.outcome import RunOutcome
@@ -40,7 +41,7 @@ def ceiling(
     stop: threading.Event,
 ) -> Sequence[CeilingPoint] | None:
     """Measure the ceiling, at the size of the run's objects and below it; None if it was stopped,
-    or was over before its first window. Takes `passport.certify_s` and what populating takes
+    or moved nothing. Takes `passport.certify_s` and what populating takes
     without I/O."""
     unpaced = _unpaced(config, measured)
     plan = RunPlan(unpaced, build(unpaced), specs, seed, rehearse=True)
@@ -50,7 +51,24 @@ def ceiling(
         outcome = run.execute(ignore)
     if stop.is_set() or outcome.death is not None:
         return None
-    return curve.points()
+    return curve.points() or _whole(outcome)
+
+
+def _whole(outcome: RunOutcome) -> Sequence[CeilingPoint] | None:
+    """Return the one point of a rehearsal that was over before its first window: where threads
+    keep the interpreter for milliseconds, who looks at the machine comes too late."""
+    rows = outcome.recorder.flows.items()
+    flows = [f for at, f in rows if at.phase is Phase.MEASURE and (at.tier, at.kind) in _MOVES]
+    cpu_ns = outcome.kernel.get("window", {}).get("process_cpu_ns")
+    if outcome.window_s <= 0 or cpu_ns is None or not flows:
+        return None
+    point = CeilingPoint(
+        seconds=outcome.window_s,
+        operations=sum(flow.operations for flow in flows),
+        bytes=sum(flow.bytes for flow in flows),
+        cpu_s=cpu_ns / NS_PER_S,
+    )
+    return [point]
 
 
 class Curve:

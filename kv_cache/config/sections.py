@@ -354,7 +354,7 @@ class SemanticsConfig:
     )
     batch_blocks: int | None = opt(
         None, "Blocks that one request stores or promotes at once; if not given, 8, and of blocks "
-        "below 1 MiB as many as 8 MiB, at most 64", low=1, high=4096,
+        "below 2 MiB as many as 16 MiB, at most 64", low=1, high=4096,
     )  # fmt: skip
 
 
