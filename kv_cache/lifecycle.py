@@ -511,7 +511,7 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
 
 def _together(nbytes: int, semantics: Semantics) -> int:
     """Return how many blocks of so many bytes one request stores or promotes at once: what has to
-    be decided for a batch costs the program as much as eight small blocks."""
+    be done for a batch costs the program as much as five small blocks."""
     if semantics.batch_blocks is not None:
         return semantics.batch_blocks
     return max(_LEAST_BLOCKS, min(_MOST_BLOCKS, _BATCH_BYTES // max(1, nbytes)))

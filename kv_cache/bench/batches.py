@@ -194,20 +194,22 @@ class BatchMover:
         return n
 
     def _run(self, table: PieceTable, *, how: Capability, writes: bool) -> list[Moved]:
-        """Transfer pieces, as a store of these capabilities has it; through a ring as many at a
-        time as there is depth to spare."""
+        """Transfer pieces, as a store of these capabilities has it."""
         if self.by_ring(how, writes=writes):
-            return self._run_by_ring(table)
+            self.through_ring(table)
+            return table.moved()
         if Capability.AT_ONCE in how and self._spare and table.count > 1:
             return self.transfers.run_by_crew(table, self._abort)
         return self.transfers.run(table, self._abort)
 
-    def _run_by_ring(self, table: PieceTable) -> list[Moved]:
+    def through_ring(self, table: PieceTable) -> None:
+        """Transfer the rows of a table through a ring, as many at a time as there is depth to
+        spare."""
         with self._lock:
             more = max(0, min(self._spare, table.count - 1))
             self._spare -= more
         try:
-            return self.transfers.run_at_once(table, self._abort, 1 + more)
+            self.transfers.through_ring(table, self._abort, 1 + more)
         finally:
             with self._lock:
                 self._spare += more
@@ -222,11 +224,8 @@ class BatchMover:
 
     def share_out(self, table: PieceTable, *, apart: int, slots: int) -> None:
         """Transfer the rows of a table: by so many threads, each with a place of its own in memory,
-        which are `apart` bytes from each other; without a distance, through a ring."""
-        if apart:
-            self.transfers.share_out(table, self._abort, apart=apart, slots=slots)
-        else:
-            self._run_by_ring(table)
+        which are `apart` bytes from each other."""
+        self.transfers.share_out(table, self._abort, apart=apart, slots=slots)
 
     def tell(self, one: Batched, rows: Iterable[tuple[Piece, Moved]]) -> None:
         """Note what became of the pieces of an object that were moved."""

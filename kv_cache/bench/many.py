@@ -182,13 +182,9 @@ class PlacedMover:
     def __init__(self, batches: BatchMover, pulse: StoreCalls) -> None:
         self._batches, self._pulse = batches, pulse
 
-    def needed_bytes(self, largest: int, count: int, *, how: Capability, writes: bool) -> int:
-        """Return how large a buffer one call of so many objects needs: in a ring each has memory of
-        its own, else all those that a thread moves have the same."""
-        return largest * count if self._batches.by_ring(how, writes=writes) else largest
-
     def move(self, objects: PlacedObjects, pool: BufferPool, *, how: Capability) -> None:
-        """Read and verify, or stamp and write, all of the objects, for which there must be room."""
+        """Read and verify, or stamp and write, all of the objects. In a ring each has memory of its
+        own, for which there must be room."""
         batches, payload = self._batches, self._batches.payload
         writes = objects.kind is OpKind.WRITE
         does = done_to(Does.WRITE | Does.STAMPED if writes else batches.reads, how)
@@ -210,7 +206,10 @@ class PlacedMover:
                 payload.fill(buffer, slots * pages, tint)
             self._pulse.enter_many(objects)
             try:
-                batches.share_out(objects.table, apart=0 if ring else apart, slots=slots)
+                if ring:
+                    batches.through_ring(objects.table)
+                else:
+                    batches.share_out(objects.table, apart=apart, slots=slots)
             finally:
                 self._pulse.leave_many(objects)
         finally:

@@ -39,7 +39,6 @@ from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers import native
 from kv_cache.tiers.base import (
     FREE,
-    RINGS,
     Capability,
     Names,
     Place,
@@ -181,8 +180,9 @@ class Mover:
         """Divide operations, by their numbers, into what one thread performs at a time: those that
         one call moves at the same time, up to `AT_ONCE_BYTES`, and each other one alone; all
         together where none waits for storage."""
-        waits = (self._waits(ops[0]),) if _alike(ops) else map(self._waits, ops)
-        if not any(waits) or (self._are_placed(ops) and _alike(ops)):
+        alike = _alike(ops)
+        waits = any(map(self._waits, ops[:1] if alike else ops))
+        if not waits or (alike and self._are_placed(ops)):
             return [list(range(len(ops)))]
         units: list[list[int]] = []
         together: dict[_Kind, tuple[list[int], int]] = {}  # and how much room is left
@@ -233,14 +233,12 @@ class Mover:
     def _are_placed(self, same: Sequence[Op]) -> bool:
         """Return whether such operations go in one call."""
         first, count = same[0], len(same)
-        placed = isinstance(first, Read | Write) and first.copy.tier in self._found_at_once
-        if not placed or count < _MANY or self._many is None:
+        placed = isinstance(first, Read | Write) and first.target.tier in self._found_at_once
+        if not placed or count < _MANY or self._batches is None:
             return False
-        how, writes = self._how[first.target.tier], isinstance(first, Write)
-        if not how & RINGS:
+        if not self._batches.by_ring(self._how[first.target.tier], writes=isinstance(first, Write)):
             return True
-        largest = max(op.target.nbytes for op in same)
-        return self._many.needed_bytes(largest, count, how=how, writes=writes) <= self._size
+        return count * max(op.target.nbytes for op in same) <= self._size  # each has its own memory
 
     def _are_freed(self, same: Sequence[Op]) -> bool:
         """Return whether such operations are deletes that ask no device."""

@@ -4,7 +4,7 @@ A hit ratio says nothing by itself. It is at most what was offered, and the diff
 cache did not keep, had not stored yet, or could not read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -46,13 +46,8 @@ class Offered:
         if request.lookup is Lookup.OPERATION:
             return self._operation(request)
         blocks = tokens = 0
-        names = list(map(_short, request.blocks))
-        if not request.shared and self._never_seen(names):
-            self._seen.update(dict.fromkeys(names))
-            self._forget()
-            return request
-        for place, (name, block) in enumerate(zip(names, request.blocks, strict=True)):
-            if self._remember(name, stays=place < request.shared):
+        for place, block in enumerate(request.blocks):
+            if self._remember(_short(block), stays=place < request.shared):
                 blocks += 1
                 tokens += block.tokens
         if not blocks:
@@ -85,19 +80,10 @@ class Offered:
             self._stays.add(name)
             return known
         seen[name] = None
-        self._forget()
-        return known
-
-    def _never_seen(self, names: Sequence[int]) -> bool:
-        """Return whether all are new, and differ."""
-        known = (self._seen.keys(), self._before.keys(), self._stays)
-        return all(each.isdisjoint(names) for each in known) and len(set(names)) == len(names)
-
-    def _forget(self) -> None:
-        seen = self._seen
-        while len(seen) > self._most:
+        if len(seen) > self._most:
             del seen[next(iter(seen))]
             self.forgotten += 1
+        return known
 
 
 def _short(block: Block) -> int:

@@ -36,7 +36,7 @@ from benchmarks.devices import LOOP_TOOLS, ram_directory, why_not
 from kv_cache.app.prepare import Job, prepare
 from kv_cache.app.verify import VerifyOptions, verify
 from kv_cache.bench import storage_room
-from kv_cache.bench.client_ceiling import ceiling
+from kv_cache.bench.client_ceiling import Curve, ceiling
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.probes import throttles
 from kv_cache.bench.probes.interposed import unflushed
@@ -918,6 +918,20 @@ def test_certifying_gives_memory_and_threads_back(tmp_path: Path) -> None:
     after = held()
     assert after[0] < before[0] + 128 * MIB
     assert after[1] == before[1]
+
+
+def test_a_rehearsal_that_is_over_before_its_first_window_has_a_ceiling_of_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where threads keep the interpreter so long that no window is cut in time."""
+    monkeypatch.setattr(Curve, "watch", lambda *_: False)
+    made = job(tmp_path, "--max-requests=40", passport={"certify_s": 1})
+    points = certified(made, performed(made, untouched)).ceiling
+    assert points is not None
+    (point,) = points
+    assert point.seconds == pytest.approx(0.8, abs=0.2)
+    assert point.operations > 0 < point.bytes
+    assert point.cpu_s > 0
 
 
 def held() -> tuple[int, int]:

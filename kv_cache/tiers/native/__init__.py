@@ -240,6 +240,11 @@ class Transfers:
         )  # fmt: skip
 
     def run_at_once(self, table: PieceTable, abort: AbortFlag, depth: int) -> list[Moved]:
+        """As `run`, through a ring."""
+        self.through_ring(table, abort, depth)
+        return table.moved()
+
+    def through_ring(self, table: PieceTable, abort: AbortFlag, depth: int) -> None:
         """Transfer all pieces through this thread's io_uring, `depth` at a time. Where there can be
         no ring, that is the error of each. Raises OSError where one fails; nothing of it is in
         flight then."""
@@ -247,10 +252,9 @@ class Transfers:
             ring = self._ring()
         except OSError as error:
             table.fail(error.errno or errno.EIO)
-            return table.moved()
+            return
         word = ctypes.byref(abort.word)
         self._through_ring(ring, table.address, table.count, depth, word)
-        return table.moved()
 
     def _through_ring(self, ring: _Opened, at: Any, count: int, depth: int, word: Any) -> None:
         noise = self._noise
