@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -539,7 +540,7 @@ def test_what_is_swapped_comes_back_over_the_device_and_the_bus(
 
 def prefetching(
     busy_ms: int, on_event: OnEvent | None = None, *, dram: str | None = None,
-    nvme: str | None = None,
+    nvme: str | None = None, widening: Mapping[str, float] = MappingProxyType({}),
 ) -> ClusterOutcome:  # fmt: skip
     """A prompt of 4 blocks lies on a slow drive (16 ms a block) when it is asked for again, behind
     another one that takes `busy_ms`."""
@@ -571,6 +572,7 @@ def prefetching(
                 **none,
                 "read_gbytes_per_s": 0.001,
                 "residency": nvme,
+                "dequant": dict(widening),
             },
             "prefetch": "on-arrival",
             "overlap_load": False,
@@ -598,6 +600,17 @@ def test_a_prefetch_reads_the_bits_of_where_it_comes_from_and_writes_those_of_wh
     assert moved["device:nvme:read"]["bytes_by_cause"] == {"prefetch": 16_000}
     assert moved["device:dram:write"]["bytes_by_cause"]["prefetch"] == 32_000
     assert moved["device:dram:read"]["bytes_by_cause"] == {"load": 32_000}
+
+
+@pytest.mark.parametrize(("dram", "useful"), [("int8", 4), ("fp8", 0)])
+def test_a_prefetch_into_another_type_of_as_many_bits_is_widened_on_its_way(
+    dram: str, useful: int
+) -> None:
+    """Four blocks of 8,000 bytes take 32 ms to read, and as long to widen: the prompt is asked for
+    after 50."""
+    found = prefetching(50, dram=dram, nvme="int8", widening={"int8": 1000})
+    assert found.tiers[1].prefetch_useful == useful
+    assert found.tiers[1].prefetch_late == 4 - useful
 
 
 def test_a_prefetch_into_hbm_needs_one_tier_below_and_leaves_room_to_who_runs() -> None:

@@ -55,6 +55,7 @@ class ClusterStorage:
         self.tiers = lower_tiers(scenario)
         held = [tier_residency(scenario, tier) for tier in TIERS]
         self._widen_ns = [0.0 if each is None else each.cost_ns or 0.0 for each in held]
+        self._lies_as = [None if each is None else (each.name, each.group) for each in held]
         self.pools: dict[tuple[str, int], BlockPool] = {}
         self.watches = {name: TierWatch() for name in TIERS}
         self.prefetched: Counter[str] = Counter()
@@ -298,7 +299,7 @@ class ClusterStorage:
             self.read(pool, target.vertex, blocks, "prefetch", self._fetched, what)
             return
         into = (self._topology.device(TIERS[target.tier], target.index, "write"),)
-        if target.block_bytes == pool.block_bytes:
+        if self._lies_as[target.tier] == self._lies_as[pool.tier]:
             link_path = (*self.path_from(pool, target.vertex), *into)
             self._network.send(link_path, nbytes, "prefetch", self._fetched, what)
             return
