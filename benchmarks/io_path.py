@@ -2,7 +2,7 @@
 
     python benchmarks/io_path.py [--quick] [--on disk ram throttled] [--dir D] [--groups N]
                                  [--sizes-kib 64 256] [--batch 1 8 64] [--python | --alone]
-                                 [--set-mb 150 350] [--layout file] [--verify off]
+                                 [--set-mb 150 350] [--layout file] [--verify off] [--awake]
 
 Whole blocks are stored to and loaded from one preallocated file by threads with direct I/O, from
 buffers in transparent huge pages: by ours through `Mover`, stamped and verified, and by fio
@@ -36,7 +36,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.devices import leave_cleanly_on_sigterm, ram_directory, throttled_directory
 from benchmarks.figures import Figure, Middle, middle, middle_ratio, percentile, table
-from benchmarks.quiet import FOREIGN_CORES, with_foreign_cores
+from benchmarks.quiet import FOREIGN_CORES, awake, with_foreign_cores
 from kv_cache.bench.batches import BatchMover
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.counters import device_of
@@ -845,6 +845,7 @@ def main() -> None:
     parser.add_argument("--layout", choices=("arena", "file"), default="arena")
     parser.add_argument("--verify", choices=[each.value for each in Verify], default="stamps")
     parser.add_argument("--set-mb", type=int, nargs="+", default=[SET_MB], help="if throttled")
+    parser.add_argument("--awake", action="store_true", help="no processor may halt meanwhile")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -866,7 +867,8 @@ def main() -> None:
         verify=options.verify,
         set_rates=[rate * 10**6 for rate in options.set_mb],
     )
-    print(table(run(options.on, chosen)))
+    with awake() if options.awake else nullcontext():
+        print(table(run(options.on, chosen)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""Whether anybody else was at work during a measurement: the CPU time of all other processes."""
+"""Whether anybody else was at work during a measurement: the CPU time of all other processes; and
+processors that do not sleep, so that nobody waits for them to wake up."""
 
 import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,12 +15,34 @@ FOREIGN_CORES = 0.35
 """Above this share of a core, taken by others, a measurement here says nothing."""
 
 T = TypeVar("T")
+_AWAKE: set[int] = set()
+"""Processes that keep a processor from halting."""
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Keep all processors from halting, by a loop on each that runs where nothing else wants to: a
+    virtual one that halts is woken by its host, which takes some 20 us."""
+    loops = [
+        subprocess.Popen(
+            ["chrt", "-i", "0", "taskset", "-c", str(cpu), "sh", "-c", "while :; do :; done"]
+        )
+        for cpu in os.sched_getaffinity(0)
+    ]
+    _AWAKE.update(loop.pid for loop in loops)
+    try:
+        yield
+    finally:
+        _AWAKE.clear()
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def with_foreign_cores(measure: Callable[[], T], own: set[int]) -> tuple[T, float]:
     """What was measured, and how many cores others used meanwhile. `own` processes, the devices'
     and the kernel's (a loop device's work is done by them) do not count."""
-    own = {os.getpid(), *own, *daemon_pids()}
+    own = {os.getpid(), *own, *daemon_pids(), *_AWAKE}
     before, began = _cpu_ticks(own), time.monotonic()
     measured = measure()
     seconds = time.monotonic() - began

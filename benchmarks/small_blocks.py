@@ -8,9 +8,9 @@ ours-fio-fio-ours (A B B A); a ratio is the median of the groups' with its inter
 
     alone   reads and stores by the native transfers, 8 objects a call, stamped and verified, of
             tables that are made before: beside fio psync with as many threads, on the same
-            preallocated file, and small ones by one thread without stamps as well, whose cache
-            lines the device's thread wants back; through one io_uring beside fio's; a file an
-            object beside a loop in C of the same system calls (`io_path.py --alone`)
+            preallocated file; through one io_uring beside fio's; a file an object beside a loop in
+            C of the same system calls (`io_path.py --alone`; of one thread with `--awake`, as it
+            waits for processors that have halted, which fio's other threads keep awake)
     whole   runs of eight users without think times, and of a Mooncake slice (95 % writes) from
             $KV_TRACES or ../shared/traces, eight requests at a time, storage tier alone: bytes a
             second of storage in the window, beside fio as it replays the log of such a run, its
@@ -30,6 +30,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import io_path
 from benchmarks.devices import leave_cleanly_on_sigterm, ram_directory
 from benchmarks.figures import Figure, middle, middle_ratio, percentile, table
+from benchmarks.quiet import awake
 from benchmarks.twin import program
 from kv_cache.core.units import GIB, MIB
 
@@ -85,24 +87,29 @@ def alone(groups: int) -> Iterator[Figure]:
         io_path.plan_of(quick=False, directory=Path.cwd(), groups=groups),
         sizes_kib=list(ALONE), concurrencies=(1, 4, 16), unit_gib=0.5, batches=(8,), alone=True,
     )  # fmt: skip
-    rings = replace(plan, concurrencies=(1,), unit_gib=0.1)
-    unstamped = replace(plan, sizes_kib=[64, 256], concurrencies=(1,), verify="off")
+    one = replace(plan, concurrencies=(1,))
+    rings = replace(one, unit_gib=0.1)
     plans = (
-        (plan, lambda case: ALONE[case.block // 1024][(1, 4, 16).index(case.concurrency)]),
-        (unstamped, lambda _: 0.9),
+        (one, _of_threads),
+        (replace(plan, concurrencies=(4, 16)), _of_threads),
         (replace(rings, sizes_kib=[4], batches=(64,), depth=16), lambda _: 0.7),
         (replace(rings, sizes_kib=[0.5], batches=(1024,), depth=128), lambda _: 0.5),
         (replace(plan, sizes_kib=[64, 256, 2048], concurrencies=(4,), layout="file"), _of_files),
     )
     for each, wanted in plans:
-        for seen in io_path.measure("ram", each):
-            ours, fio = (
-                side(lambda unit: unit.cpu_s_per_gib).median * seen.case.block / GIB
-                for side in (seen.ours, seen.fio)
-            )
-            cost = f"; {1e6 * ours:.1f} (fio {1e6 * fio:.1f}) us of CPU an operation"
-            ratios = [group.rate_ratio for group in seen.groups]
-            yield _figure("alone", seen.name, wanted(seen.case), ratios, cost)
+        with awake() if each is one else nullcontext():
+            for seen in io_path.measure("ram", each):
+                ours, fio = (
+                    side(lambda unit: unit.cpu_s_per_gib).median * seen.case.block / GIB
+                    for side in (seen.ours, seen.fio)
+                )
+                cost = f"; {1e6 * ours:.1f} (fio {1e6 * fio:.1f}) us of CPU an operation"
+                ratios = [group.rate_ratio for group in seen.groups]
+                yield _figure("alone", seen.name, wanted(seen.case), ratios, cost)
+
+
+def _of_threads(case: io_path.Case) -> float:
+    return ALONE[case.block // 1024][(1, 4, 16).index(case.concurrency)]
 
 
 def _of_files(_: io_path.Case) -> float:
