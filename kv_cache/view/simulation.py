@@ -173,8 +173,9 @@ def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
 
 def _why_left_out(facts: SimFacts) -> str:
     work = facts.config.get("workload", {})
-    if work.get("fitted"):
-        return f"as {PurePath(work['fitted']).name} stands in its place"
+    file = work.get("trace") or work.get("fitted")
+    if file:
+        return f"as {PurePath(file).name} stands in its place"
     return f"as source {work.get('source')} does not read it"
 
 

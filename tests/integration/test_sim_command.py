@@ -504,6 +504,7 @@ def test_each_shipped_scenario_answers_its_question_by_a_real_trace(
     (trace,) = found["traces"]
     asked = found["config"]["workload"]["requests"] or 60
     assert (trace["format"], trace["asked_rows"]) == ("mooncake", min(60, asked))
+    assert "workload.requests" not in found["left_out"], "the preset says how many are asked"
     for variant in found["variants"]:
         numbers = variant["numbers"]
         assert numbers["requests.arrived"]["mean"] == trace["asked_rows"]
@@ -523,7 +524,7 @@ def test_a_trace_is_asked_whole_unless_a_limit_is_set_and_the_limit_is_said(
     assert main(["sim", *words]) == 0
     out = capsys.readouterr().out
     assert "long.jsonl (mooncake): 40 of 1,100 rows, times in s (detected)" in out
-    assert "left out  of the scenario" in out
+    assert "left out  of the scenario, as long.jsonl stands in its place: workload." in out
 
 
 @pytest.mark.parametrize(

@@ -346,6 +346,24 @@ def test_a_central_queue_of_one_instance_is_as_good_as_its_own() -> None:
     assert list(central.queue_ns) == list(own.queue_ns) == [0, 160 * MS, 320 * MS]
 
 
+def test_a_central_queue_gives_the_room_that_a_shared_prefix_leaves() -> None:
+    """Of 24 blocks the first takes 11, ten of them a prefix that the second, of 12, finds in use:
+    when that begins there is room for the 5 of the third, which there was not beside all 12."""
+    chain = PrefixChain()
+    prefix = chain.fresh(ROOT, 10)
+    asked = [
+        request(0, 0, 176, 100, chain.grown(prefix, 11)),
+        request(1, 177 * MS, 192, 100, chain.grown(prefix, 12)),
+        request(2, 178 * MS, 80, 10),
+    ]
+    own, central = (
+        ran({"instances": {"gpu": rates(24)}, "scheduler": {"queue": queue}}, asked, chain).requests
+        for queue in ("instance", "central")
+    )
+    waits = [dict(zip(each.number, each.queue_ns, strict=True)) for each in (own, central)]
+    assert waits == [{0: 0, 1: 9 * MS, 2: 8 * MS}] * 2
+
+
 def test_a_central_queue_pauses_the_lowest_class_wherever_it_runs() -> None:
     """Two instances of one place each decode for the middle class and for the lowest when two of
     the highest come, and a third that nobody has a place for."""

@@ -289,6 +289,8 @@ def test_a_trace_that_is_too_short_for_stretches_has_no_verdict() -> None:
     found = verdict(made, ["slower"])
     assert found["best"] is None
     assert "variants 1 and 2 have too few values of it in each of 20 stretches" in found["message"]
+    many = [{**made[n % 2], "variant": n + 1} for n in range(7)]
+    assert ": 7 variants have too few values" in verdict(many, ["slower"])["message"]
 
 
 def test_stretches_of_a_run_have_its_shares_and_rates_as_their_means() -> None:

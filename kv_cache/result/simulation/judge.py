@@ -276,7 +276,7 @@ def _list(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"variant {numbers[0]}"
     if len(numbers) > _MOST_LISTED:
-        return f"{len(numbers)} others"
+        return f"{len(numbers)} variants"
     return f"variants {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 

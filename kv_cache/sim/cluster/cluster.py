@@ -62,7 +62,7 @@ class Cluster(InstanceEvents[Instance]):
         self._prefetch_kind = scenario.tiers.prefetch
         self._prefetch_ppm = round(scenario.tiers.prefetch_at * 1_000_000)  # of a pause
         self.routing = routing = Routing(fabric, self.roster, self._requests)
-        self._handover = Handover(fabric, self.counts, self.roster, routing, self._freed)
+        self._handover = Handover(fabric, self.counts, self.roster, routing)
         self._moves = StateMoves(fabric, self.counts, routing, self._loaded)
         self._unlimited = UnlimitedCache(chain)
         self._arrivals: Iterator[ClusterRequest] = iter(())
@@ -152,12 +152,6 @@ class Cluster(InstanceEvents[Instance]):
             self.central.pop()
             self._give(flight, number)
 
-    def _freed(self, instance: Instance) -> None:
-        """Let in who waits for the place or the memory that something has given back."""
-        instance.nudge()
-        if self.central:
-            self._dispatch(instance.number)
-
     def _give(self, flight: Flight, number: int) -> None:
         """Let a flight wait at an instance."""
         instance = self.instance(number)
@@ -170,6 +164,10 @@ class Cluster(InstanceEvents[Instance]):
             self._prefetch(instance, flight.path)
 
     # --- admitted --------------------------------------------------------------------------
+
+    def admitting(self, instance: Instance) -> None:
+        if self.central:
+            self._dispatch(instance.number)
 
     def admitted(self, instance: Instance, flight: Flight) -> None:
         """An instance has memory for a flight, and it is out of the queue."""
@@ -273,10 +271,6 @@ class Cluster(InstanceEvents[Instance]):
         del self.alive[flight.request.number]
         self._let_go(flight)
         self._say(event, flight, instance)
-        if self.central:
-            for number in (flight.home, flight.decoder):
-                if number >= 0:
-                    self._dispatch(number)
         for request in self._source.after(flight.request, now, answered=answered):
             self.loop.at(request.arrival_ns, ARRIVES, self._arrive, request)
             if self._prefetch_kind == "next-in-session" and request.turn and flight.home >= 0:
@@ -294,7 +288,7 @@ class Cluster(InstanceEvents[Instance]):
 
     def _fetched(self, number: int) -> None:
         """Let in who waits for memory: a prefetch lets go of what it has brought."""
-        self._freed(self.instance(number))
+        self.instance(number).nudge()
 
     def _let_go(self, flight: Flight) -> None:
         if flight.hold is not None:

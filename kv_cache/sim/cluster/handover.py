@@ -4,8 +4,6 @@ Who waits for memory of another instance holds all of its prompt's where it is; 
 instances none waits for the other, as each could be full of what waits.
 """
 
-from collections.abc import Callable
-
 from kv_cache.sim.cluster.counts import ClusterCounts
 from kv_cache.sim.cluster.event_loop import ENDS
 from kv_cache.sim.cluster.fabric import Fabric
@@ -17,15 +15,11 @@ from kv_cache.sim.cluster.routing import Routing
 
 
 class Handover:
-    """`freed` hears of instances that have a place, or memory, again."""
-
     def __init__(
-        self, fabric: Fabric, counts: ClusterCounts, roster: Roster, routing: Routing,
-        freed: Callable[[Instance], None],
-    ) -> None:  # fmt: skip
+        self, fabric: Fabric, counts: ClusterCounts, roster: Roster, routing: Routing
+    ) -> None:
         self._fabric, self._counts = fabric, counts
         self._roster, self._routing = roster, routing
-        self._freed = freed
         section = fabric.scenario.separation
         self._push = section.transfer == "push"
         self._pipelined = self._push and section.pipelined
@@ -87,7 +81,7 @@ class Handover:
         flight.sent = flight.sending = flight.landing_order = 0
         if flight.landed_ns < 0:
             flight.send_ns = flight.chunk_ns = -1
-        self._freed(decoder)
+        decoder.nudge()
 
     # --- what is sent ----------------------------------------------------------------------
 
@@ -109,7 +103,7 @@ class Handover:
         as it may have to decode there."""
         home = self._roster.instance(flight.home)
         if home.members.pop(flight, flight) is None:
-            self._freed(home)
+            home.nudge()
 
     def _ask(self, flight: Flight) -> None:
         """Let the decode side ask for what is next, unless it is pushed there."""
@@ -175,7 +169,7 @@ class Handover:
         flight.order = flight.landing_order
         self._roster.instance(flight.decoder).store_prompt(flight, computed=False)
         self._decode(flight).nudge()
-        self._freed(home)
+        home.nudge()
 
     def _decode(self, flight: Flight) -> Instance:
         """Let a flight decode where it was decided to. Returns the instance."""

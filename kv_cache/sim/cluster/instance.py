@@ -144,18 +144,20 @@ class Instance:
     def _begin(self) -> None:
         for _ in range(2):  # again where all who decoded had to give their memory back
             self._preempted = False
-            if self.waiting:
+            if self.waiting or self.rules.central:
                 self._admit()
             if self.prefilling and self._begin_step():
                 return
             if self.decoding:
                 self._begin_run()
-            if self.busy or not self.waiting:
+            if self.busy or not self._preempted:
                 return
 
     def _admit(self) -> None:
         waiting = self.waiting
         while True:
+            if self.rules.central:
+                self._events.admitting(self)
             flight = waiting.head()
             if flight is None:
                 return

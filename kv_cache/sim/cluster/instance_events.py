@@ -21,6 +21,10 @@ class InstanceEvents(ABC, Generic[InstanceT]):
     """
 
     @abstractmethod
+    def admitting(self, instance: InstanceT) -> None:
+        """An instance is about to admit its next flight; who waits in a central queue may come."""
+
+    @abstractmethod
     def admitted(self, instance: InstanceT, flight: Flight) -> None:
         """A flight has its memory, and is out of the queue."""
 
