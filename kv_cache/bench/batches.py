@@ -194,13 +194,16 @@ class BatchMover:
         return n
 
     def _run(self, table: PieceTable, *, how: Capability, writes: bool) -> list[Moved]:
-        """Transfer pieces, as a store of these capabilities has it."""
+        self.transfer(table, how=how, writes=writes)
+        return table.moved()
+
+    def transfer(self, table: PieceTable, *, how: Capability, writes: bool) -> None:
+        """Transfer pieces that are in memory of their own, as a store of these capabilities has
+        it."""
         if self.by_ring(how, writes=writes):
             self.through_ring(table)
-            return table.moved()
-        if Capability.AT_ONCE in how and self._spare and table.count > 1:
-            return self.transfers.run_by_crew(table, self._abort)
-        return self.transfers.run(table, self._abort)
+        else:
+            self.share_out(table, apart=0, slots=self.at_once(how))
 
     def through_ring(self, table: PieceTable) -> None:
         """Transfer the rows of a table through a ring, as many at a time as there is depth to

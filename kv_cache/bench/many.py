@@ -2,20 +2,21 @@
 
 Reads and writes are of objects whose places their store knows: those of a batch go in one call,
 whose table is read by columns. The table is shared out among the crew of native threads,
-each with a place in one buffer for all the objects that it moves. What is not one call that went
-well is told object by object (`AloneAfterAll`).
+each with a place in one buffer for all the objects that it moves. Moves from one tier to another
+are two such calls, between which each object has a place of its own in the buffer. What is not one
+call that went well is told object by object (`AloneAfterAll`).
 """
 
 from collections.abc import Iterator, Sequence
 from operator import sub
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kv_cache.bench.batches import BatchMover, done_to, step_name, sync_rows, with_steps
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.store_calls import StoreCalls
-from kv_cache.core.effect import CopyRef, Delete, Leg, MetadataStep, Read, Write
+from kv_cache.core.effect import CopyRef, Delete, Leg, MetadataStep, Move, Read, Write
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.ops_done import OpsDone
@@ -49,10 +50,13 @@ class PlacedObjects:
     """Copies of one tier that are to be read, or written, for one cause, and their table."""
 
     def __init__(
-        self, objects: Sequence[tuple[Read | Write, CopyRef, Place | Names]], clock: MonotonicClock
+        self,
+        kind: OpKind,
+        objects: Sequence[tuple[Read | Write | Move, CopyRef, Place | Names]],
+        clock: MonotonicClock,
     ) -> None:
         self.ops, self.refs, self.places = zip(*objects, strict=True)
-        self.kind = OpKind.READ if isinstance(self.ops[0], Read) else OpKind.WRITE
+        self.kind = kind
         self.cause, self.tier = self.ops[0].cause, self.refs[0].tier
         self.engine = self.places[0].engine
         self._clock = clock
@@ -61,15 +65,25 @@ class PlacedObjects:
         self._shape: list[int] = []  # what is done by the rows of the object with fewest
         self.table = PieceTable(())
 
-    def lay_out(self, payload: Payload, does: int, address: int, room: int, apart: int = 0) -> None:
-        """Make the table. Objects lie `apart` bytes from each other, or in the same memory: at
-        `address`, or where each one's noise says in so many pages of `room` from there on."""
+    def lay_out(
+        self,
+        payload: Payload,
+        does: int,
+        address: int,
+        room: int,
+        apart: int = 0,
+        slots: Sequence[int] | None = None,
+    ) -> None:
+        """Make the table. Objects lie in `slots`, if not given one after the other, which are
+        `apart` bytes from each other, or in the same memory: at `address`, or where each one's
+        noise says in so many pages of `room` from there on."""
         beside, writes = does & int(Does.NOWHERE), self.kind is OpKind.WRITE
+        slots = range(len(self.refs)) if slots is None else slots
         pieces: list[tuple[int, ...]] = []
         for number, (ref, place) in enumerate(zip(self.refs, self.places, strict=True)):
             self._rows.append(len(pieces))
             first = payload.bases(ref, 0)
-            at, begin = address + number * apart, 0
+            at, begin = address + slots[number] * apart, 0
             if room:
                 at += PAGE_BYTES * payload.shift(first, ref.nbytes // PAGE_BYTES, room)
             if isinstance(place, Names):
@@ -96,26 +110,35 @@ class PlacedObjects:
                 at_ns = self._clock.of_monotonic(began_ns)
                 yield _RowCall(self.cause, self.kind, self.tier, self.engine, at_ns)
 
-    def outcome(self) -> tuple[OpsDone | None, list["AloneAfterAll"]]:
-        """Return what became of those that took one call and went well, and each of the others:
-        while the table is worked off, of those that have ended."""
+    def alone(self, number: int) -> "AloneAfterAll | None":
+        """Return what became of one object; None while it is moved, or before."""
+        if not self._rows:
+            return None
+        first, end = self._rows[number], self._ends[number]
+        if not self.table.are_over(first, end):
+            return None
+        rows = [self.table.row(row) for row in range(first, end)]
+        ref, place = self.refs[number], self.places[number]
+        return AloneAfterAll(self.ops[number], self.kind, ref, place, rows)
+
+    def outcome(self) -> tuple[OpsDone | None, list[tuple["AloneAfterAll", ...]]]:
+        """Return what became of those that took one call and went well, and the sides of each of
+        the others: while the table is worked off, of those that have ended."""
         began, ended, host, _, errors = self.table.columns()
         columns, count = (began, ended, host), len(self._shape)
         alike = sum(not does & STEPS for does in self._shape) == 1
         if alike and len(self.refs) * count == len(began) and all(ended) and not any(errors):
             return self._went_well(range(len(self.refs)), columns), []
-        well, others = [], []
+        well: list[int] = []
+        others: list[tuple[AloneAfterAll, ...]] = []
         for number, (first, end) in enumerate(zip(self._rows, self._ends, strict=True)):
-            rows_of = range(first, end)
-            if not all(ended[row] or (errors[row] and not began[row]) for row in rows_of):
+            one = self.alone(number)
+            if one is None:
                 continue
             if alike and end - first == count and not any(errors[first:end]):
                 well.append(number)
-                continue
-            rows = [self.table.row(row) for row in range(first, end)]
-            others.append(
-                AloneAfterAll(self.ops[number], self.refs[number], self.places[number], rows)
-            )
+            else:
+                others.append((one,))
         return self._went_well(well, columns) if well else None, others
 
     def _went_well(self, numbers: Sequence[int], columns: Sequence[Sequence[int]]) -> OpsDone:
@@ -134,7 +157,9 @@ class PlacedObjects:
         if allocations:
             steps.append((allocations[0].name, [step.duration_ns for step in allocations]))
             started = list(map(sub, started, steps[0][1]))
-        many: dict[str, Sequence[int]] = {}
+        moved: Sequence[int] = ()
+        device: Sequence[int] = ()
+        total: Sequence[int] = ()
         if len(shape) > 1:
             took = [list(map(sub, *each)) for each in zip(ended, began, strict=True)]
             device = list(map(sum, zip(*(column for _, column in steps), *took, strict=True)))
@@ -143,7 +168,8 @@ class PlacedObjects:
             data = next(at for at, does in enumerate(shape) if not does & STEPS)
             moved = [at_ns + origin_ns for at_ns in ended[data]]
             total = list(map(min, whole, most))
-            many = {"moved_ns": moved, "device_ns": device, "total_ns": total}
+            if writes and isinstance(self.ops[0], Move):
+                total = device  # what lies between is the other side's, which reads
             steps += [
                 (step_name(does, writes=writes), took[at])
                 for at, does in enumerate(shape)
@@ -159,7 +185,9 @@ class PlacedObjects:
             started_ns=[at_ns + origin_ns for at_ns in started],
             finished_ns=[at_ns + origin_ns for at_ns in ended[-1]],
             steps=steps,
-            **many,
+            moved_ns=moved,
+            device_ns=device,
+            total_ns=total,
         )
 
 
@@ -168,12 +196,75 @@ def _steps_of(place: Place | Names) -> Sequence[MetadataStep]:
 
 
 class AloneAfterAll(NamedTuple):
-    """One of many objects by itself, and what became of its rows."""
+    """One side of one of many operations by itself: the place of its object, or why it has none,
+    and what became of its rows."""
 
-    op: Read | Write
+    op: Read | Write | Move
+    kind: OpKind
     ref: CopyRef
-    place: Place | Names
+    place: Place | Names | StoreError
     rows: Sequence[tuple[Piece, Moved]]
+
+    @property
+    def failed(self) -> bool:
+        return any(moved.error for _, moved in self.rows)
+
+
+Placed = tuple[CopyRef, Place | Names]
+
+
+class PlacedMoves:
+    """Moves from one tier to another, for one cause: what can be read is written then."""
+
+    def __init__(self, moves: Sequence[tuple[Move, Placed, Placed]], clock: MonotonicClock) -> None:
+        self._clock = clock
+        self._moves = moves
+        sources = [(op, *source) for op, source, _ in moves]
+        self.reading = PlacedObjects(OpKind.READ, sources, clock)
+        self.writing: PlacedObjects | None = None
+        self.read: Sequence[int] = ()  # of those that are written
+        self._all_read: OpsDone | None = None
+
+    def calls(self) -> Iterator[_RowCall]:
+        """Yield the calls that threads are in now."""
+        yield from self.reading.calls()
+        if self.writing is not None:
+            yield from self.writing.calls()
+
+    def begin_writing(self) -> bool:
+        """Find what was read; return whether that is anything."""
+        done, _ = self.reading.outcome()
+        if done is not None and len(done.ops) == len(self._moves):
+            self.read, self._all_read = range(len(self._moves)), done
+        else:
+            alone = (self.reading.alone(number) for number in range(len(self._moves)))
+            self.read = [number for number, one in enumerate(alone) if one and not one.failed]
+        if self.read:
+            targets = [(self._moves[n][0], *self._moves[n][2]) for n in self.read]
+            self.writing = PlacedObjects(OpKind.WRITE, targets, self._clock)
+        return bool(self.read)
+
+    def outcome(self) -> tuple[OpsDone | None, list[tuple[AloneAfterAll, ...]]]:
+        """As of `PlacedObjects`; where one has failed, or not ended, each by itself."""
+        if self._all_read is not None and self.writing is not None:
+            written, _ = self.writing.outcome()
+            if written is not None and len(written.ops) == len(self._moves):
+                return structs.replace(self._all_read, then=written), []
+        alone = map(self._alone, range(len(self._moves)))
+        return None, [sides for sides in alone if sides]
+
+    def _alone(self, number: int) -> tuple[AloneAfterAll, ...]:
+        """Return both sides of a move that has ended; nothing of another."""
+        read = self.reading.alone(number)
+        if read is None:
+            return ()
+        if read.failed:
+            op, _, target = self._moves[number]
+            return read, AloneAfterAll(op, OpKind.WRITE, *target, ())
+        if self.writing is None:
+            return ()
+        written = self.writing.alone(self.read.index(number))
+        return () if written is None else (read, written)
 
 
 class PlacedMover:
@@ -181,6 +272,32 @@ class PlacedMover:
 
     def __init__(self, batches: BatchMover, pulse: StoreCalls) -> None:
         self._batches, self._pulse = batches, pulse
+
+    def copy(
+        self, moves: PlacedMoves, pool: BufferPool, *, source: Capability, target: Capability
+    ) -> None:
+        """Read and verify all of the moves' sources, for which there must be room in one buffer,
+        and write as their targets what could be read."""
+        batches, reading = self._batches, moves.reading
+        apart = max(ref.nbytes for ref in reading.refs)
+        buffer = pool.take()
+        try:
+            does = done_to(batches.reads, source)
+            reading.lay_out(batches.payload, does, buffer.address, 0, apart)
+            self._pulse.enter_many(moves)
+            try:
+                batches.transfer(reading.table, how=source, writes=False)
+                if moves.begin_writing():
+                    writing, does = moves.writing, done_to(Does.WRITE, target)
+                    assert writing is not None
+                    writing.lay_out(
+                        batches.payload, does, buffer.address, 0, apart, slots=moves.read
+                    )
+                    batches.transfer(writing.table, how=target, writes=True)
+            finally:
+                self._pulse.leave_many(moves)
+        finally:
+            pool.give(buffer)
 
     def move(self, objects: PlacedObjects, pool: BufferPool, *, how: Capability) -> None:
         """Read and verify, or stamp and write, all of the objects. In a ring each has memory of its

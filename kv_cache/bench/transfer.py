@@ -5,7 +5,7 @@ a buffer) is the host's share. Loads and stores have pools of their own: a buffe
 pool is only ever stamped, so that its noise stays what it was.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, compress, groupby
 from threading import Event
@@ -16,8 +16,14 @@ import numpy as np
 from kv_cache.bench.batches import Batched, BatchMover, beginning_of
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
-from kv_cache.bench.many import AloneAfterAll, PlacedMover, PlacedObjects, delete_many
-from kv_cache.bench.placed_ends import PlacedEnds
+from kv_cache.bench.many import (
+    AloneAfterAll,
+    PlacedMover,
+    PlacedMoves,
+    PlacedObjects,
+    delete_many,
+)
+from kv_cache.bench.op_ends import OpEnds
 from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.bench.under_way import UnderWay
@@ -142,7 +148,7 @@ class Mover:
             for tier, store in stores.items()
             if self._in_batches[tier] and Capability.PLACED in store.capabilities
         }
-        self._ends = None if batches is None else PlacedEnds(self._placed, batches)
+        self._ends = OpEnds(clock, page_cache, self._placed, batches)
         self._under_way = None if batches is None else UnderWay(batches, clock)
         self._how = {tier: store.capabilities for tier, store in stores.items()}
         self._found_at_once = {
@@ -223,19 +229,23 @@ class Mover:
             return map(self.perform, same)
         return self._in_batches_of(same)
 
-    def _in_batches_of(self, same: Any) -> Iterator[OpDone]:
+    def _in_batches_of(self, same: Any, *, sampled: bool = False) -> Iterator[OpDone]:
+        """`sampled`: what is read is opened, and its pages are looked at."""
         together = (
             self._move_batch if isinstance(next(iter(same), None), Move) else self._perform_batch
         )
         for first in range(0, len(same), BATCH):
-            yield from together(same[first : first + BATCH])
+            yield from together(same[first : first + BATCH], sampled=sampled)
 
     def _are_placed(self, same: Sequence[Op]) -> bool:
         """Return whether such operations go in one call."""
         first, count = same[0], len(same)
-        placed = isinstance(first, Read | Write) and first.target.tier in self._found_at_once
+        tiers = {first.source.tier, first.target.tier}
+        placed = not isinstance(first, Delete) and tiers <= self._found_at_once
         if not placed or count < _MANY or self._batches is None:
             return False
+        if isinstance(first, Move):
+            return _alike(same)
         if not self._batches.by_ring(self._how[first.target.tier], writes=isinstance(first, Write)):
             return True
         return count * max(op.target.nbytes for op in same) <= self._size  # each has its own memory
@@ -274,10 +284,10 @@ class Mover:
                 for offset in range(0, ref.nbytes, self._size):
                     self._load_chunk(timer, tap, ref, offset)
             finally:
-                self._close(timer, tap)
+                self._ends.close(timer, tap)
         except StoreError as error:
-            return self._done(op, ref, timer, error)
-        return self._done(op, ref, timer)
+            return self._ends.done(op, ref, timer, error)
+        return self._ends.done(op, ref, timer)
 
     def _write(self, op: Op, ref: CopyRef) -> OpDone:
         timer = LegTimer(self._clock, self._pulse, op.cause, ref.tier, OpKind.WRITE)
@@ -286,15 +296,15 @@ class Mover:
             try:
                 for offset in range(0, ref.nbytes, self._size):
                     self._store_chunk(timer, sink, ref, offset)
-                self._commit(timer, sink)
+                self._ends.commit(timer, sink)
             except BaseException:
                 sink.abort()
                 raise
             finally:
                 timer.steps = tuple(sink.steps)
         except StoreError as error:
-            return self._done(op, ref, timer, error)
-        return self._done(op, ref, timer)
+            return self._ends.done(op, ref, timer, error)
+        return self._ends.done(op, ref, timer)
 
     def _move(self, op: Op, source: CopyRef, target: CopyRef) -> OpDone:
         reading = LegTimer(self._clock, self._pulse, op.cause, source.tier, OpKind.READ)
@@ -311,8 +321,8 @@ class Mover:
                         self._carry_chunk(reading, writing, tap, sink, source, target, offset)
                 finally:
                     reading.aside_ns = writing.device_ns - created_ns
-                    self._close(reading, tap)
-                self._commit(writing, sink)  # last: after it nothing may fail
+                    self._ends.close(reading, tap)
+                self._ends.commit(writing, sink)  # last: after it nothing may fail
             except BaseException:
                 sink.abort()
                 raise
@@ -332,66 +342,110 @@ class Mover:
             self._stores[ref.tier].delete(ref)
             timer.end()
         except StoreError as error:
-            return self._done(op, ref, timer, error)
-        return self._done(op, ref, timer)
+            return self._ends.done(op, ref, timer, error)
+        return self._ends.done(op, ref, timer)
 
     # --- many of one tier ------------------------------------------------------------------
 
-    def _move_placed(self, ops: Sequence[Read | Write]) -> Iterator[OpDone | OpsDone]:
-        """Read, or write, copies whose places are found at once. The few whose pages are looked at
-        are opened, as they have to be open meanwhile."""
-        looks = self._page_cache if isinstance(ops[0], Read) else None
+    def _move_placed(self, ops: Sequence[Read | Write | Move]) -> Iterator[OpDone | OpsDone]:
+        """Read, write or move copies whose places are found at once. The few whose pages are looked
+        at are opened, as they have to be open meanwhile."""
+        looks = None if isinstance(ops[0], Write) else self._page_cache
         if looks is not None:
             turns = [looks.is_turn() for _ in ops]
-            looked_at = list(compress(ops, turns))
-            if looked_at:
-                yield from self._perform_batch(looked_at, sampled=True)
-                ops = [op for op, turn in zip(ops, turns, strict=True) if not turn]
-        pairs = [(op, _beginning(op.copy, self.share)) for op in ops]
-        yield from self._in_batches_of([op for op, ref in pairs if ref.nbytes > self._size])
-        fitting = [pair for pair in pairs if pair[1].nbytes <= self._size]
-        if fitting:
-            yield from self._move_found(fitting)
-
-    def _move_found(
-        self, pairs: Sequence[tuple[Read | Write, CopyRef]]
-    ) -> Iterator[OpDone | OpsDone]:
-        (first, ref), refs = pairs[0], [ref for _, ref in pairs]
-        writes, tier = isinstance(first, Write), ref.tier
-        places = self._placed[tier].places(refs, writes=writes)
-        rows = []
-        for (op, ref), place in zip(pairs, places, strict=True):
-            if isinstance(place, StoreError):
-                timer = LegTimer(self._clock, self._pulse, op.cause, tier, _kind_of(op))
-                yield self._done(op, ref, timer, place)
-                continue
-            if self.share != 1.0 and isinstance(place, Place):
-                place = place._replace(spans=beginning_of(place.spans, ref.nbytes))
-            rows.append((op, ref, place))
-        if not rows:
+            yield from self._in_batches_of(list(compress(ops, turns)), sampled=True)
+            ops = [op for op, turn in zip(ops, turns, strict=True) if not turn]
+        sizes = [_beginning(op.target, self.share).nbytes for op in ops]
+        fit = [nbytes <= self._size for nbytes in sizes]
+        yield from self._in_batches_of([op for op, fits in zip(ops, fit, strict=True) if not fits])
+        fitting = list(compress(ops, fit))
+        if not fitting:
             return
-        assert self._many is not None
-        objects = PlacedObjects(rows, self._clock)
-        self._many.move(objects, self._stored if writes else self._loads, how=self._how[tier])
-        done, others = objects.outcome()
+        moves = isinstance(fitting[0], Move)  # each needs memory of its own
+        most = self._size // max(compress(sizes, fit)) if moves else len(fitting)
+        for first in range(0, len(fitting), most):
+            some: Any = fitting[first : first + most]
+            yield from self._copy_found(some) if moves else self._move_found(some)
+
+    def _found(
+        self, copies: Iterable[CopyRef], *, writes: bool
+    ) -> list[tuple[CopyRef, Place | Names | StoreError]]:
+        """Return what of copies is moved, and where it is."""
+        refs = [_beginning(ref, self.share) for ref in copies]
+        places = self._placed[refs[0].tier].places(refs, writes=writes)
+        if self.share != 1.0:
+            places = [
+                place._replace(spans=beginning_of(place.spans, ref.nbytes))
+                if isinstance(place, Place)
+                else place
+                for ref, place in zip(refs, places, strict=True)
+            ]
+        return list(zip(refs, places, strict=True))
+
+    def _move_found(self, ops: Sequence[Read | Write]) -> Iterator[OpDone | OpsDone]:
+        kind, tier, rows = _kind_of(ops[0]), ops[0].copy.tier, []
+        writes = kind is OpKind.WRITE
+        copies = self._found((op.copy for op in ops), writes=writes)
+        for op, (ref, place) in zip(ops, copies, strict=True):
+            if isinstance(place, StoreError):
+                yield self._end_alone((AloneAfterAll(op, kind, ref, place, ()),))
+            else:
+                rows.append((op, ref, place))
+        if rows:
+            assert self._many is not None
+            objects = PlacedObjects(kind, rows, self._clock)
+            self._many.move(objects, self._stored if writes else self._loads, how=self._how[tier])
+            yield from self._told(*objects.outcome())
+
+    def _copy_found(self, ops: Sequence[Move]) -> Iterator[OpDone | OpsDone]:
+        targets = self._found((op.target for op in ops), writes=True)
+        sources = self._found((op.source for op in ops), writes=False)
+        rows = []
+        for op, (ref, place), (copy, there) in zip(ops, sources, targets, strict=True):
+            if isinstance(place, StoreError) or isinstance(there, StoreError):
+                reading = AloneAfterAll(op, OpKind.READ, ref, place, ())
+                yield self._end_alone((reading, AloneAfterAll(op, OpKind.WRITE, copy, there, ())))
+            else:
+                rows.append((op, (ref, place), (copy, there)))
+        if rows:
+            assert self._many is not None
+            moves = PlacedMoves(rows, self._clock)
+            source, target = self._how[ops[0].source.tier], self._how[ops[0].target.tier]
+            self._many.copy(moves, self._loads, source=source, target=target)
+            yield from self._told(*moves.outcome())
+
+    def _told(
+        self, done: OpsDone | None, others: Iterable[Sequence[AloneAfterAll]]
+    ) -> Iterator[OpDone | OpsDone]:
         if done is not None:
-            if tier is Tier.NVME:
-                self._pulse.ended_many(done)
+            for side in done.sides:
+                if side.tier is Tier.NVME:
+                    self._pulse.ended_many(side)
             yield done
         yield from map(self._end_alone, others)
 
-    def _end_alone(self, one: AloneAfterAll) -> OpDone:
+    def _end_alone(self, sides: Sequence[AloneAfterAll]) -> OpDone:
         """End an operation of many that failed, or took more than one call."""
+        batched = [self._batched(one) for one in sides]
+        if len(batched) == 2:
+            return self._ends.end_move(*batched)
+        reads = sides[0].kind is OpKind.READ
+        return self._ends.end_read(batched[0]) if reads else self._ends.end_write(batched[0])
+
+    def _batched(self, one: AloneAfterAll) -> Batched:
         assert self._batches is not None
-        timer = LegTimer(self._clock, self._pulse, one.op.cause, one.ref.tier, _kind_of(one.op))
+        timer = LegTimer(self._clock, self._pulse, one.op.cause, one.ref.tier, one.kind)
         batched = Batched(one.op, one.ref, timer)
+        if isinstance(one.place, StoreError):
+            batched.error = one.place
+            return batched
         timer.engine = one.place.engine
         if isinstance(one.place, Place):
             batched.place, timer.steps = one.place, tuple(one.place.steps)
         else:
             batched.names = one.place
         self._batches.tell(batched, one.rows)
-        return self._end_read(batched) if isinstance(one.op, Read) else self._end_write(batched)
+        return batched
 
     def _delete_many(self, ops: Sequence[Delete]) -> Iterator[OpDone | OpsDone]:
         done, failed = delete_many(ops, self._stores[ops[0].copy.tier], self._clock)
@@ -400,7 +454,7 @@ class Mover:
         for op, error in failed:
             timer = LegTimer(self._clock, self._pulse, op.cause, op.copy.tier, OpKind.DELETE)
             timer.engine = FREE
-            yield self._done(op, op.copy, timer, error)
+            yield self._ends.done(op, op.copy, timer, error)
 
     # --- many in a call --------------------------------------------------------------------
 
@@ -421,7 +475,9 @@ class Mover:
                 self._batches.load(batch, self._loads, how=how)
             else:
                 self._batches.store(batch, self._stored, how=how)
-            return [self._end_read(one) if reads else self._end_write(one) for one in batch]
+            return [
+                self._ends.end_read(one) if reads else self._ends.end_write(one) for one in batch
+            ]
         except BaseException:
             for one in batch:
                 one.give_up()
@@ -429,7 +485,7 @@ class Mover:
         finally:
             self._under_way.end()
 
-    def _move_batch(self, moves: Sequence[Move]) -> list[OpDone]:
+    def _move_batch(self, moves: Sequence[Move], *, sampled: bool = False) -> list[OpDone]:
         """Moves from one tier to another, between which positional calls may carry the bytes."""
         assert self._batches is not None
         source, target = (self._how[ref.tier] for ref in (moves[0].source, moves[0].target))
@@ -443,10 +499,10 @@ class Mover:
             for reader, writer in pairs:
                 self._begin(writer, reads=False)
                 if writer.error is None:
-                    self._begin(reader, reads=True)
+                    self._begin(reader, reads=True, sampled=sampled)
             begun = [pair for pair in pairs if pair[1].error is None]
             self._batches.copy(begun, self._loads, source=source, target=target)
-            return [self._end_move(reader, writer) for reader, writer in pairs]
+            return [self._ends.end_move(reader, writer) for reader, writer in pairs]
         except BaseException:
             for side in chain(*pairs):
                 side.give_up()
@@ -488,58 +544,6 @@ class Mover:
             one.timer.end_of_names()
             one.timer.steps = tuple(place.steps)
 
-    def _end_read(self, one: Batched) -> OpDone:
-        self._close_tap(one)
-        return self._done(one.op, one.ref, one.timer, one.error)
-
-    def _end_write(self, one: Batched) -> OpDone:
-        self._complete(one)
-        return self._done(one.op, one.ref, one.timer, one.error)
-
-    def _end_move(self, reader: Batched, writer: Batched) -> OpDone:
-        self._close_tap(reader)
-        side = OpKind.READ if reader.error else OpKind.WRITE
-        writer.error = writer.error or reader.error
-        self._complete(writer)  # last: after it nothing may fail
-        error = reader.error or writer.error
-        writer.timer.leave_host_to_the_other()
-        started_ns = min(one.timer.started_ns for one in (reader, writer))
-        legs = tuple(one.timer.leg(one.ref.nbytes) for one in (reader, writer))
-        failed = (None, None) if error is None else (error.reason, side)
-        return OpDone(reader.op, started_ns, self._clock.now_ns(), legs, *failed)
-
-    def _close_tap(self, one: Batched) -> None:
-        tap, one.tap = one.tap, None
-        if one.error is not None:
-            one.timer.sampled = None  # of a load that ended well alone
-        try:
-            if tap is not None:
-                self._close(one.timer, tap)
-        except StoreError as error:
-            one.error = one.error or error
-
-    def _complete(self, one: Batched) -> None:
-        """Commit what was written, or leave nothing of it."""
-        sink, one.sink = one.sink, None
-        try:
-            if sink is not None:
-                self._end_sink(one, sink)
-            elif self._ends is not None:
-                self._ends.end(one)
-        except StoreError as error:
-            one.error = error
-
-    def _end_sink(self, one: Batched, sink: Sink) -> None:
-        try:
-            if one.error is not None:
-                raise one.error
-            self._commit(one.timer, sink)
-        except BaseException:
-            sink.abort()
-            raise
-        finally:
-            one.timer.steps = tuple(sink.steps)
-
     # --- their parts -----------------------------------------------------------------------
 
     def _open(self, timer: LegTimer, ref: CopyRef, *, sampled: bool = False) -> Tap:
@@ -552,25 +556,12 @@ class Mover:
             timer.sampled = looks.before(tap.spans)
         return tap
 
-    def _close(self, timer: LegTimer, tap: Tap) -> None:
-        if self._page_cache is not None and timer.sampled is not None and not timer.calling:
-            self._page_cache.after(timer.sampled, tap.spans)
-        timer.begin()
-        tap.close()
-        timer.end_of_names()
-        timer.steps = tuple(tap.steps)
-
     def _create(self, timer: LegTimer, ref: CopyRef) -> Sink:
         timer.start()
         sink = self._stores[ref.tier].create(ref)
         timer.end_of_names()
         timer.engine = sink.engine
         return sink
-
-    def _commit(self, timer: LegTimer, sink: Sink) -> None:
-        timer.begin()
-        sink.commit()
-        timer.end()
 
     def _load_chunk(self, timer: LegTimer, tap: Tap, ref: CopyRef, offset: int) -> None:
         if not self._has_data[ref.tier]:
@@ -667,13 +658,6 @@ class Mover:
         if self._abort.is_set():
             raise StoreError(ABORTED)
 
-    def _done(
-        self, op: Op, ref: CopyRef, timer: LegTimer, error: StoreError | None = None
-    ) -> OpDone:
-        legs = (timer.leg(ref.nbytes),)
-        reason, side = (None, None) if error is None else (error.reason, timer.kind)
-        return OpDone(op, timer.started_ns, self._clock.now_ns(), legs, reason, side)
-
 
 def _beginning(ref: CopyRef, share: float) -> CopyRef:
     """Return so much of a copy, in whole pages: all of it but in a rehearsal."""
@@ -683,12 +667,18 @@ def _beginning(ref: CopyRef, share: float) -> CopyRef:
 
 
 def _alike(ops: Sequence[Op]) -> bool:
-    """Return whether operations do the same to one tier, for one cause."""
+    """Return whether operations do the same to the same tiers, for one cause."""
     first = ops[0]
-    if isinstance(first, Move) or len(set(map(type, ops))) > 1:
+    if len(set(map(type, ops))) > 1:
         return False
+    if isinstance(first, Move):
+        return all(_way(op) == _way(first) for op in ops)
     tier, cause, copies = first.copy.tier, first.cause, cast("Sequence[Read]", ops)
     return all(op.copy.tier is tier and op.cause is cause for op in copies)
+
+
+def _way(op: Op) -> tuple[Tier, Tier, Cause]:
+    return op.source.tier, op.target.tier, op.cause
 
 
 def _kind_of(op: Read | Write) -> OpKind:

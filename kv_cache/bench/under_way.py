@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from kv_cache.bench.batches import Batched, BatchMover
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
-from kv_cache.bench.many import AloneAfterAll, PlacedObjects
+from kv_cache.bench.many import AloneAfterAll, PlacedMoves, PlacedObjects
 from kv_cache.bench.store_calls import Call, CallsOfMany, StoreCalls
-from kv_cache.core.effect import CopyRef, Leg, MetadataStep, Move, OpDone, Read, Write
+from kv_cache.core.effect import CopyRef, Leg, MetadataStep, Move, Op, OpDone, Read, Write
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.ops_done import OpsDone
@@ -43,7 +43,7 @@ class UnderWay:
         their sides."""
         done, timers = list[OpDone | OpsDone](), set[Call]()
         for objects in many:
-            assert isinstance(objects, PlacedObjects)
+            assert isinstance(objects, PlacedObjects | PlacedMoves)
             well, others = objects.outcome()
             done += [*([] if well is None else [well]), *map(self._outcome_alone, others)]
         for operations in list(self._of.values()):
@@ -54,12 +54,17 @@ class UnderWay:
                     timers.update(side.timer for side in sides)
         return done, timers
 
-    def _outcome_alone(self, one: AloneAfterAll) -> OpDone:
-        kind = OpKind.READ if isinstance(one.op, Read) else OpKind.WRITE
-        steps = one.place.steps if isinstance(one.place, Place) else ()
-        leg, error = self._side_of(one.op, one.ref, kind, one.place.engine, steps, one.rows)
-        failed = (None, None) if error is None else (error.reason, kind)
-        return OpDone(one.op, leg.started_ns, leg.finished_ns, (leg,), *failed)
+    def _outcome_alone(self, sides: Sequence[AloneAfterAll]) -> OpDone:
+        legs, error, failed = list[Leg](), None, None
+        for one in sides:
+            assert not isinstance(one.place, StoreError)
+            steps = one.place.steps if isinstance(one.place, Place) else ()
+            leg, error = self._side_of(one.op, one.ref, one.kind, one.place.engine, steps, one.rows)
+            legs.append(leg)
+            if error is not None:
+                failed = one.kind
+                break
+        return _done(sides[0].op, legs, error, failed)
 
     def _outcome(self, sides: Sides) -> OpDone | None:
         """Return what became of an operation; None while it goes on, or before it has begun."""
@@ -75,9 +80,7 @@ class UnderWay:
             if error is not None:
                 failed = kind
                 break
-        reason = None if error is None else error.reason
-        instants = legs[0].started_ns, legs[-1].finished_ns
-        return OpDone(sides[0].op, *instants, tuple(legs), reason, failed)
+        return _done(sides[0].op, legs, error, failed)
 
     def _side_of(
         self,
@@ -94,3 +97,8 @@ class UnderWay:
         one = Batched(op, ref, timer)
         self._batches.tell(one, rows)
         return timer.leg(ref.nbytes), one.error
+
+
+def _done(op: Op, legs: Sequence[Leg], error: StoreError | None, failed: OpKind | None) -> OpDone:
+    reason = None if error is None else error.reason
+    return OpDone(op, legs[0].started_ns, legs[-1].finished_ns, tuple(legs), reason, failed)

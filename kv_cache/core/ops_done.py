@@ -11,6 +11,7 @@ from kv_cache.core.effect import (
     IoChunk,
     Leg,
     MetadataStep,
+    Move,
     Op,
     OpDone,
     Read,
@@ -25,9 +26,10 @@ class OpsDone(Struct, frozen=True, eq=False, kw_only=True):
 
     Where steps follow the call, it ended at `moved_ns`, and `device_ns` and `total_ns` are what a
     leg says of each; else that is all of its time, and they are empty. `refs` are what was moved:
-    copies, or in a rehearsal their beginnings."""
+    copies, or in a rehearsal their beginnings. Of moves this is what they read, `then` what they
+    wrote."""
 
-    ops: Sequence[Read | Write | Delete]
+    ops: Sequence[Read | Write | Delete | Move]
     tier: Tier
     kind: OpKind
     cause: Cause
@@ -39,11 +41,22 @@ class OpsDone(Struct, frozen=True, eq=False, kw_only=True):
     moved_ns: Sequence[int] = ()
     device_ns: Sequence[int] = ()
     total_ns: Sequence[int] = ()
+    then: "OpsDone | None" = None
 
     ok: ClassVar[bool] = True
 
+    @property
+    def sides(self) -> Sequence["OpsDone"]:
+        return (self,) if self.then is None else (self, self.then)
+
     def each(self) -> Iterator[OpDone]:
         """Yield the operations one by one, in their order."""
+        for sides in zip(*(side._each_side() for side in self.sides), strict=True):
+            legs = tuple(leg for _, leg in sides)
+            started_ns = min(leg.started_ns for leg in legs)
+            yield OpDone(sides[0][0], started_ns, legs[-1].finished_ns, legs)
+
+    def _each_side(self) -> Iterator[tuple[Op, Leg]]:
         rows = zip(self.ops, self.refs, self.started_ns, self.finished_ns, strict=True)
         for number, (op, ref, started, finished) in enumerate(rows):
             moved, took = finished, finished - started
@@ -58,7 +71,7 @@ class OpsDone(Struct, frozen=True, eq=False, kw_only=True):
                 self.tier, self.kind, self.engine, ref.nbytes, started, finished, device, chunks,
                 took - total, steps,
             )  # fmt: skip
-            yield OpDone(op, started, finished, (leg,))
+            yield op, leg
 
 
 def in_order(ops: Iterable[Op], parts: Iterable[OpDone | OpsDone]) -> list[OpDone]:

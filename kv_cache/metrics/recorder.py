@@ -292,18 +292,32 @@ class Recorder:
 
     def ops(self, done: OpsDone, *, verified: bool = False) -> None:
         """As `op` of each."""
-        tier, kind, cause, engine = done.tier, done.kind, done.cause, done.engine
-        last = self.edges.phase_of(max(done.finished_ns))
-        if done.moved_ns and (
-            last is Phase.DRAIN or last is not self.edges.phase_of(min(done.moved_ns))
-        ):
+        if any(map(self._straddles, done.sides)):
             for one in done.each():
                 self.op(one, verified=verified)
             return
-        moved_ns = done.moved_ns or done.finished_ns
-        legs = EndedLegs(moved_ns, done.started_ns, done.refs)
+        for side in done.sides:
+            self._side(side, new=isinstance(done.ops[0], Write))
+        if verified and done.kind is OpKind.READ:
+            nbytes = sum(ref.nbytes for ref in done.refs)
+            self.verified_objects += len(done.refs)
+            self.verified_bytes += nbytes
+            if done.tier is Tier.NVME:
+                self.verified_storage_bytes += nbytes
+
+    def _straddles(self, done: OpsDone) -> bool:
+        """Return whether steps follow the call of some beyond an edge of the window."""
+        if not done.moved_ns:
+            return False
+        last = self.edges.phase_of(max(done.finished_ns))
+        return last is Phase.DRAIN or last is not self.edges.phase_of(min(done.moved_ns))
+
+    def _side(self, done: OpsDone, *, new: bool) -> None:
+        tier, kind, cause, engine = done.tier, done.kind, done.cause, done.engine
+        legs = EndedLegs(done.moved_ns or done.finished_ns, done.started_ns, done.refs)
         times = (done.total_ns, done.device_ns) if done.moved_ns else None
-        self.legs(tier, kind, cause, engine, legs, new=kind is OpKind.WRITE, times_ns=times)
+        self.legs(tier, kind, cause, engine, legs, new=new, times_ns=times)
+        last = self.edges.phase_of(max(done.finished_ns))
         at_once = last is self.edges.phase_of(min(done.finished_ns))
         for name, column in done.steps:
             if at_once:
@@ -311,12 +325,6 @@ class Recorder:
                 continue
             for ended, step_ns in zip(done.finished_ns, column, strict=True):
                 self.steps[StepFlow(self.edges.phase_of(ended), tier, kind, name)].add(step_ns)
-        if verified and kind is OpKind.READ:
-            nbytes = sum(ref.nbytes for ref in done.refs)
-            self.verified_objects += len(done.refs)
-            self.verified_bytes += nbytes
-            if tier is Tier.NVME:
-                self.verified_storage_bytes += nbytes
 
     def legs(
         self,

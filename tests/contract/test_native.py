@@ -76,10 +76,13 @@ class Rig:
         return pieces
 
     def run(self, pieces: Sequence[Piece]) -> list[Moved]:
+        table = PieceTable(pieces)
         if self.way == "through a ring":
-            return self.transfers.run_at_once(PieceTable(pieces), self.abort, DEPTH)
-        run = self.transfers.run_by_crew if self.way == "by a crew" else self.transfers.run
-        return run(PieceTable(pieces), self.abort)
+            return self.transfers.run_at_once(table, self.abort, DEPTH)
+        if self.way == "by a crew":
+            self.transfers.share_out(table, self.abort, apart=0, slots=table.count)
+            return table.moved()
+        return self.transfers.run(table, self.abort)
 
     def store(self, sizes: Sequence[int]) -> None:
         assert not any(m.error for m in self.run(self.pieces(sizes, Does.WRITE | STAMPED)))

@@ -32,7 +32,7 @@ from benchmarks.devices import (
     why_not,
 )
 from kv_cache.bench.batches import BatchMover
-from kv_cache.bench.many import PlacedMover, PlacedObjects
+from kv_cache.bench.many import PlacedMover, PlacedMoves, PlacedObjects
 from kv_cache.bench.run import open_run
 from kv_cache.bench.transfer import Mover
 from kv_cache.core.effect import CopyRef, OpDone
@@ -124,18 +124,23 @@ def watch_natively(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
                 wrong.add(id(of))
 
     monkeypatch.setattr(BatchMover, "_move", watched)
-    found, place = Mover._move_found, PlacedMover.move
+    found, place, copy = Mover._move_found, PlacedMover.move, PlacedMover.copy
 
-    def singly(self: Mover, pairs: Any) -> Iterator[OpDone | OpsDone]:
-        for pair in pairs:  # of many in one call the next takes the place of the last
-            yield from found(self, [pair])
+    def singly(self: Mover, ops: Any) -> Iterator[OpDone | OpsDone]:
+        for op in ops:  # of many in one call the next takes the place of the last
+            yield from found(self, [op])
 
     def shown(self: PlacedMover, objects: PlacedObjects, pool: Any, *, how: Capability) -> None:
         showing: Any = _Shown(pool, objects, watch)
         place(self, objects, showing, how=how)
 
+    def shown_moves(self: PlacedMover, moves: PlacedMoves, pool: Any, **how: Capability) -> None:
+        showing: Any = _Shown(pool, moves.reading, watch)
+        copy(self, moves, showing, **how)
+
     monkeypatch.setattr(Mover, "_move_found", singly)
     monkeypatch.setattr(PlacedMover, "move", shown)
+    monkeypatch.setattr(PlacedMover, "copy", shown_moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +159,12 @@ class _Shown:
         return self.pool.take(tint)
 
     def give(self, buffer: Buffer) -> None:
-        (ref,), (*_, errors) = self.objects.refs, self.objects.table.columns()
-        if self.objects.kind is OpKind.READ and set(errors) <= {0, WRONG, LEFT_OUT}:
-            self.watch.see(ref, 0, buffer.view[: ref.nbytes])
+        apart = max(ref.nbytes for ref in self.objects.refs)  # of moves, each in its own place
+        for number, ref in enumerate(self.objects.refs):
+            one = self.objects.alone(number)
+            errors = set() if one is None else {moved.error for _, moved in one.rows}
+            if one and one.kind is OpKind.READ and errors <= {0, WRONG, LEFT_OUT}:
+                self.watch.see(ref, 0, buffer.view[number * apart :][: ref.nbytes])
         self.pool.give(buffer)
 
 

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kv_cache.bench.clock import MonotonicClock
-from kv_cache.bench.many import PlacedObjects
+from kv_cache.bench.many import PlacedMoves, PlacedObjects
 from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.bench.transfer import Mover, Verify, native_batches
 from kv_cache.core.block import content_key
-from kv_cache.core.effect import CopyRef, Delete, OpDone, Read, Write
+from kv_cache.core.effect import CopyRef, Delete, Move, OpDone, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.ops_done import OpsDone, each_of
 from kv_cache.core.seed import Seed
@@ -68,8 +70,10 @@ class Rig:
         self.files = [file for place in places for file in sorted(place.rglob("*.kv"))]
         self.pulse, self.abort, clock = StoreCalls(), AbortFlag(), MonotonicClock()
         self.pools = BufferPool(2, BUFFER), BufferPool(2, BUFFER)
+        self.above = MemoryStore(Tier.CPU, CAPACITY)
         self.mover = Mover(
-            {Tier.NVME: self.store}, PAYLOAD, *self.pools, clock, verify, self.abort,
+            {Tier.NVME: self.store, Tier.CPU: self.above}, PAYLOAD, *self.pools, clock, verify,
+            self.abort,
             pulse=self.pulse, batches=native_batches(PAYLOAD, clock, verify, self.abort, 4),
             page_cache=PageCacheSampler(sampled) if sampled else None,
         )  # fmt: skip
@@ -79,6 +83,14 @@ class Rig:
 
     def read(self, *refs: CopyRef) -> list[OpDone]:
         return self.mover.perform_all([Read(ref, Cause.REUSE) for ref in refs])
+
+    def moves(self, *refs: CopyRef) -> list[Move]:
+        """Up from storage, or down to it."""
+        tier = Tier.CPU if refs[0].tier is Tier.NVME else Tier.NVME
+        return [
+            Move(ref, ref._replace(copy_id=ref.copy_id + 10_000, tier=tier), Cause.DEMOTION)
+            for ref in refs
+        ]
 
     def delete(self, *refs: CopyRef) -> list[OpDone]:
         return self.mover.perform_all([Delete(ref, Cause.EVICTION) for ref in refs])
@@ -120,6 +132,7 @@ def opened(*places: Path, sampled: int = 0, engine: str = "direct") -> Iterator[
     assert [pool.available for pool in rig.pools] == [2, 2]
     assert not rig.pulse.in_flight(10**18)
     rig.store.close()
+    rig.above.close()
 
 
 def test_each_is_told_as_if_it_was_performed_alone(rig: Rig) -> None:
@@ -145,6 +158,101 @@ def test_what_goes_well_in_one_call_is_one_part(rig: Rig) -> None:
     assert isinstance(part, OpsDone)
     assert part.ok
     assert rig.pulse.bytes_moved() == (0, 9 * 4 * PAGE_BYTES)
+
+
+def test_moves_that_go_well_are_as_many_parts_as_buffers_and_as_each_alone(rig: Rig) -> None:
+    *refs, alone = copies(0, *([16] * 10))
+    rig.write(*refs, alone)
+    for _ in range(2):  # up, and down again
+        before = rig.pulse.bytes_moved()
+        moves = rig.moves(*refs)
+        parts = list(rig.mover.perform_many(moves))
+        assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [4, 4, 1]
+        reads, writes = map(sub, rig.pulse.bytes_moved(), before)
+        assert sorted((reads, writes)) == [0, 9 * 16 * PAGE_BYTES]
+        (single,) = rig.mover.perform_all(rig.moves(alone))
+        for each in (one for part in parts for one in each_of(part)):
+            for leg, like in zip(each.legs, single.legs, strict=True):
+                assert (leg.tier, leg.kind, leg.engine) == (like.tier, like.kind, like.engine)
+                assert [step.name for step in leg.steps] == [step.name for step in like.steps]
+                assert each.started_ns <= leg.started_ns < leg.finished_ns <= each.finished_ns
+                assert sum(chunk.nbytes for chunk in leg.chunks) == 16 * PAGE_BYTES
+                assert 0 < leg.device_ns <= leg.total_ns
+            assert each.legs[1].total_ns == each.legs[1].device_ns
+        *refs, alone = [*(move.target for move in moves), single.op.target]
+        assert [each.error for each in rig.read(*refs)] == [None] * 9
+
+
+def test_of_moves_in_one_call_each_fails_alone(single: Rig) -> None:
+    """One is not there, one is another's bytes, and for three there is no room yet."""
+    refs = [ref._replace(tier=Tier.CPU) for ref in copies(0, *([8] * 10))]
+    single.write(*refs)
+    single.delete(refs[1])
+    moves = single.moves(*(ref._replace(version=7) if ref is refs[4] else ref for ref in refs))
+    full = copies(500, *([64] * 15), 24)  # but for five
+    assert all(each.ok for each in single.write(*full))
+    done = single.mover.perform_all(moves)
+    assert [(each.error, each.failed) for each in done] == [
+        (None, None), ("vanished", OpKind.READ), (None, None), (None, None),
+        (MISMATCH, OpKind.READ), *[("no-space", OpKind.WRITE)] * 3, (None, None), (None, None),
+    ]  # fmt: skip
+    for move, each in zip(moves, done, strict=True):
+        (found,) = single.read(move.target)
+        assert found.error == (None if each.ok else "vanished")
+
+
+def test_moves_that_are_aborted_leave_nothing_above(single: Rig) -> None:
+    refs = copies(0, *([8] * 6))
+    single.write(*refs)
+    single.abort.set()
+    moves = single.moves(*refs)
+    assert {each.error for each in single.mover.perform_all(moves)} == {"aborted"}
+    single.abort.clear()
+    assert {each.error for each in single.read(*(move.target for move in moves))} == {"vanished"}
+    assert all(each.ok for each in single.mover.perform_all(moves))
+
+
+def test_of_moves_that_go_on_those_have_ended_that_are_written(rig: Rig) -> None:
+    """Six: one cannot be read; of five that are being written two are, and one of them failed."""
+    ops = rig.moves(*copies(0, *([1] * 6)))
+    clock, now_ns = MonotonicClock(), time.monotonic_ns()
+    place = Place((Span(0, 0, PAGE_BYTES),), (), "direct")
+    moves = PlacedMoves([(op, (op.source, place), (op.target, place)) for op in ops], clock)
+    rig.pulse.enter_many(moves)
+    moves.reading.lay_out(PAYLOAD, 0, 0, 0)
+    assert not moves.begin_writing()
+    assert rig.mover.cut_off() == ([], [])
+
+    def fill(objects: PlacedObjects, instants: Sequence[tuple[int, int]], failed: int) -> None:
+        rows = np.frombuffer(objects.table.rows, ROW)
+        rows["began_ns"], rows["ended_ns"] = zip(
+            *[[now_ns - 1000 * at if at else 0 for at in row] for row in instants], strict=True
+        )
+        rows["error"][failed] = native.WRONG
+
+    fill(moves.reading, [(20 - i, 19 - i) for i in range(6)], failed=1)
+    assert moves.begin_writing()
+    assert list(moves.read) == [0, 2, 3, 4, 5]
+    assert moves.writing is not None
+    moves.writing.lay_out(PAYLOAD, int(native.Does.WRITE), 0, 0, PAGE_BYTES, slots=moves.read)
+    addresses = np.frombuffer(moves.writing.table.rows, ROW)["address"]
+    assert addresses.tolist() == [PAGE_BYTES * at for at in moves.read]
+    fill(moves.writing, [(9, 8), (7, 6), (5, 0), (0, 0), (0, 0)], failed=1)
+    ended, in_flight = rig.mover.cut_off()
+    rig.pulse.leave_many(moves)
+    outcomes = [(each.op, each.ok, each.failed) for part in ended for each in each_of(part)]
+    assert outcomes == [
+        (ops[0], True, None), (ops[1], False, OpKind.READ), (ops[2], False, OpKind.WRITE),
+    ]  # fmt: skip
+    assert [(leg.kind, leg.tier) for _, leg in in_flight] == [(OpKind.WRITE, ops[0].target.tier)]
+
+
+def test_pages_are_looked_at_of_every_nth_move_up(sampling: Rig) -> None:
+    refs = copies(0, *([8] * 12))
+    sampling.write(*refs)
+    parts = list(sampling.mover.perform_many(sampling.moves(*refs)))
+    assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [8]
+    assert all(part.ok for part in parts)
 
 
 def test_what_a_rehearsal_moves_less_is_counted_as_less(rig: Rig) -> None:
@@ -227,7 +335,7 @@ def test_calls_that_go_on_are_seen_from_outside() -> None:
     clock = MonotonicClock()
     ops = [Read(ref, Cause.REUSE) for ref in copies(0, 1, 1, 1)]
     place = Place((Span(0, 0, PAGE_BYTES),), (), "direct")
-    objects = PlacedObjects([(op, op.copy, place) for op in ops], clock)
+    objects = PlacedObjects(OpKind.READ, [(op, op.copy, place) for op in ops], clock)
     pulse, now_ns = StoreCalls(), time.monotonic_ns()
     pulse.enter_many(objects)
     objects.lay_out(PAYLOAD, 0, 0, 0)
@@ -247,9 +355,8 @@ def test_of_a_call_that_goes_on_each_has_ended_or_is_in_flight_or_has_not_begun(
     one, two = (Span(0, 0, PAGE_BYTES),), (Span(0, 0, PAGE_BYTES), Span(0, 0, PAGE_BYTES))
     spans = [one, one, one, one, two]
     clock, now_ns = MonotonicClock(), time.monotonic_ns()
-    objects = PlacedObjects(
-        [(op, op.copy, Place(s, (), "direct")) for op, s in zip(ops, spans, strict=True)], clock
-    )
+    placed = [(op, op.copy, Place(s, (), "direct")) for op, s in zip(ops, spans, strict=True)]
+    objects = PlacedObjects(OpKind.READ, placed, clock)
     objects.lay_out(PAYLOAD, 0, 0, 0)
     rows = np.frombuffer(objects.table.rows, ROW)
     instants = [(9, 8), (9, 0), (7, 6), (0, 0), (5, 4), (3, 0)]  # the last two of one object
@@ -287,6 +394,7 @@ def test_threads_share_the_crew_and_each_has_what_it_asked_for(rig: Rig) -> None
     st.booleans(),
     st.integers(1, 3),
     st.booleans(),
+    st.booleans(),
 )
 @settings(max_examples=200)
 def test_a_recorder_counts_arrays_as_it_counts_each(
@@ -295,6 +403,7 @@ def test_a_recorder_counts_arrays_as_it_counts_each(
     open_end: bool,
     sizes: int,
     steps_around: bool,
+    moves: bool,
 ) -> None:
     """In and across all phases: calls that began in the warm-up, end in the drain, or last long."""
     around = steps_around and kind is not OpKind.DELETE
@@ -313,6 +422,15 @@ def test_a_recorder_counts_arrays_as_it_counts_each(
         device_ns=[ms * took - 50 for _, took in instants] if around else (),
         total_ns=[ms * took - 20 for _, took in instants] if around else (),
     )  # fmt: skip
+    if moves and kind is OpKind.READ:
+        above = [ref._replace(tier=Tier.CPU) for ref in refs]
+        ends_ns = [at + 50 * ms for at in part.finished_ns]
+        ops = [Move(*pair, Cause.REUSE) for pair in zip(refs, above, strict=True)]
+        written = OpsDone(
+            ops=ops, tier=Tier.CPU, kind=OpKind.WRITE, cause=Cause.REUSE, engine="memory",
+            refs=above, started_ns=part.finished_ns, finished_ns=ends_ns,
+        )  # fmt: skip
+        part = structs.replace(part, ops=ops, then=written)
     end_ns = None if open_end else 900 * ms
     both = [Recorder(Edges(100 * ms, 0, 200 * ms, end_ns)) for _ in range(2)]
     both[0].ops(part, verified=True)

@@ -224,16 +224,11 @@ class Transfers:
         else:
             self._library.kv_transfer(at, count, word, self._noise)
 
-    def run_by_crew(self, table: PieceTable, abort: AbortFlag) -> list[Moved]:
-        """As `run`, with the help of `depth` - 1 threads, which all callers share. Raises OSError
-        where there can be no such threads."""
-        self.share_out(table, abort, apart=0, slots=table.count)
-        return table.moved()
-
     def share_out(self, table: PieceTable, abort: AbortFlag, *, apart: int, slots: int) -> None:
-        """As `run_by_crew`. Rows have the addresses of the first of `slots` places in memory,
-        `apart` bytes from each other: each thread has one of them for all its objects, so that
-        stamps must be as far apart in all."""
+        """As `run`, with the help of `depth` - 1 threads, which all callers share. Rows have the
+        addresses of the first of `slots` places in memory, `apart` bytes from each other: each
+        thread has one of them for all its objects, so that stamps must be as far apart in all.
+        Raises OSError where there can be no such threads."""
         self._library.kv_transfer_by_crew(
             self._crew().handle, table.address, table.count, apart, slots,
             ctypes.byref(abort.word), self._noise,
