@@ -15,10 +15,11 @@ from msgspec import Struct
 
 from kv_cache.bench.path_checks import device_number
 from kv_cache.bench.probes.diskstats import DiskStats, added_up, read_diskstats
-from kv_cache.bench.procfs import block_device, parse_pairs, text_of
+from kv_cache.bench.procfs import block_device, cpu_times, listed, parse_pairs, text_of
 from kv_cache.core.units import KIB
 
-_LEVELS = frozenset({"device", "peak_rss_bytes", "rss_bytes"})
+_LEVELS = frozenset({"device", "usable_cpus", "peak_rss_bytes", "rss_bytes"})
+_OF_USABLE_CPUS = frozenset({"usable_busy_s", "usable_total_s"})
 
 
 class Counters(Struct, frozen=True, kw_only=True):
@@ -27,9 +28,10 @@ class Counters(Struct, frozen=True, kw_only=True):
     `process_*_bytes` reached (or were read from) the block layer for this process; `rchar` and
     `wchar` are bytes of its read and write calls, the page cache's included. `device_*` count
     everybody's, and `foot_*` those of the disks at the bottom of its stack. `device_io_ms` is the
-    time in which the device had something to do. `host_*` add up all cores, `network_*` all
-    interfaces but the loopback. The two `rss` values and `device` are levels: a difference carries
-    the later snapshot's.
+    time in which the device had something to do. `host_*` add up all cores, `usable_*` those that
+    this process may run on (`usable_cpus`, as the kernel lists them: `0-3,8`; a difference has none
+    if they changed), `network_*` all interfaces but the loopback. The two `rss` values, `device`
+    and `usable_cpus` are levels: a difference carries the later snapshot's.
     """
 
     process_read_bytes: int | None
@@ -50,6 +52,9 @@ class Counters(Struct, frozen=True, kw_only=True):
     process_system_s: float
     host_busy_s: float
     host_total_s: float
+    usable_cpus: str | None
+    usable_busy_s: float | None
+    usable_total_s: float | None
     network_rx_bytes: int
     network_tx_bytes: int
     peak_rss_bytes: int
@@ -65,6 +70,8 @@ def _difference(name: str, later: Counters, earlier: Counters) -> Any:
     after, before = getattr(later, name), getattr(earlier, name)
     if name in _LEVELS:
         return after
+    if name in _OF_USABLE_CPUS and later.usable_cpus != earlier.usable_cpus:
+        return None
     return None if after is None or before is None else after - before
 
 
@@ -77,6 +84,8 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
     total_s = sum(host) - host.guest - host.guest_nice  # which are in user and nice already
     disk, foot = (_total(each) for each in (devices, disks))
     status = _pairs("/proc/self/status")
+    cpus = status.get("Cpus_allowed_list")
+    usable = None if cpus is None else cpu_times(text_of(Path("/proc/stat")) or "", listed(cpus))
     rss, peak = _kib(status.get("VmRSS")), _kib(status.get("VmHWM"))
     return Counters(
         process_read_bytes=io.get("read_bytes"),
@@ -97,6 +106,9 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
         process_system_s=process.system,
         host_busy_s=total_s - host.idle - host.iowait,
         host_total_s=total_s,
+        usable_cpus=cpus,
+        usable_busy_s=None if usable is None else usable.busy_s,
+        usable_total_s=None if usable is None else usable.total_s,
         network_rx_bytes=sum(nic.bytes_recv for nic in network),
         network_tx_bytes=sum(nic.bytes_sent for nic in network),
         peak_rss_bytes=_peak_rss_bytes() if peak is None else peak,

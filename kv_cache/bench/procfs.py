@@ -4,6 +4,7 @@ Reading fails to None and parsing is pure; what a value means is decided by the 
 """
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,8 @@ def parse_pairs(text: str) -> dict[str, str]:
 
 class ProcessStat(NamedTuple):
     """Of /proc/PID/stat. `started` is in ticks since the machine's start: with the pid, the
-    process. `ticks` are CPU time, that of its children that ended included."""
+    process. `ticks` are CPU time, that of its children that ended included. `cpu` is where it ran
+    last."""
 
     pid: int
     name: str
@@ -38,6 +40,7 @@ class ProcessStat(NamedTuple):
     parent: int
     ticks: int
     started: int
+    cpu: int
 
 
 def parse_stat(text: str) -> ProcessStat:
@@ -46,7 +49,36 @@ def parse_stat(text: str) -> ProcessStat:
     pid, _, name = head.partition(" (")
     state, parent, *columns = tail.split()
     ticks = sum(map(int, columns[9:13]))
-    return ProcessStat(int(pid), name, state, int(parent), ticks, int(columns[17]))
+    started, cpu = int(columns[17]), int(columns[34])
+    return ProcessStat(int(pid), name, state, int(parent), ticks, started, cpu)
+
+
+class CpuTimes(NamedTuple):
+    busy_s: float
+    total_s: float
+
+
+_OWN_COLUMNS = 8  # of a line of /proc/stat; what guests had is in `user` and `nice` too
+_IDLE = (3, 4)  # the columns `idle` and `iowait`; both do nothing
+
+
+def cpu_times(text: str, cpus: Collection[int]) -> CpuTimes | None:
+    """Add up what /proc/stat says of these CPUs; None if it has no line for one of them."""
+    lines = (line.split() for line in text.splitlines())
+    ticks = {words[0]: list(map(int, words[1 : 1 + _OWN_COLUMNS])) for words in lines
+             if words[0].startswith("cpu")}  # fmt: skip
+    rows = [ticks[name] for number in cpus if (name := f"cpu{number}") in ticks]
+    if not rows or len(rows) < len(cpus):
+        return None
+    total, idle = sum(map(sum, rows)), sum(row[column] for row in rows for column in _IDLE)
+    hertz = os.sysconf("SC_CLK_TCK")
+    return CpuTimes((total - idle) / hertz, total / hertz)
+
+
+def listed(text: str) -> frozenset[int]:
+    """Parse numbers as the kernel lists them: `0-3,8`."""
+    ends = (part.partition("-") for part in text.split(","))
+    return frozenset(n for low, _, high in ends for n in range(int(low), int(high or low) + 1))
 
 
 def block_device(number: str, root: Path = Path("/")) -> str | None:

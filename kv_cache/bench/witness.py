@@ -134,7 +134,11 @@ class Witness:
         self._lags = self._canary.mark()
         self._kin_then = foreign.snapshot_of(self._siblings)
         self._cpu_users = cpu_users.between(
-            self._cpu_before, cpu_users.snapshot(), ours=foreign.our_pids(), siblings=self._siblings
+            self._cpu_before,
+            cpu_users.snapshot(),
+            ours=foreign.our_pids(),
+            siblings=self._siblings,
+            cpus=os.sched_getaffinity(0),
         )
         moved = foreign.culprits(self._around, self._others())
         self._neighbours = [process for process in moved if self._can_be(process)]

@@ -408,10 +408,12 @@ def _ceiling(run: CountedRun) -> Json | None:
 
 
 def _others_cores(run: CountedRun, cpu_s: float | None) -> dict[str, float | None]:
-    """Return cores that others kept busy in the window, and those that were idle: of all of the
-    machine's, less our threads, other ranks' and the kernel's."""
+    """Return cores that others kept busy in the window, and those that were idle: of the machine's
+    cores that the process may run on (all, where an older result does not say), less our threads,
+    other ranks' and the kernel's."""
     window, seen = run.kernel("window"), _facts(run).client
-    busy_s, total_s = number(window, "host_busy_s"), number(window, "host_total_s")
+    of = "host" if number(window, "usable_total_s") is None else "usable"
+    busy_s, total_s = number(window, f"{of}_busy_s"), number(window, f"{of}_total_s")
     theirs = [seen.get(f"{name}_cpu_s") for name in ("siblings", "kernel")]
     known = [s for s in (cpu_s, *theirs) if isinstance(s, int | float)]
     counted_s = (_facts(run).clock or {}).get("counted_s") or run.window_s

@@ -858,6 +858,21 @@ def test_others_who_use_all_cores_are_named(tmp_path: Path) -> None:
         assert "our threads waited for them" in says(own, "V13")
 
 
+def test_cores_that_a_run_may_not_use_are_neither_others_nor_idle(tmp_path: Path) -> None:
+    mine = os.sched_getaffinity(0)
+    if len(mine) < 2:
+        pytest.skip("there is one core alone")
+    os.sched_setaffinity(0, {min(mine)})
+    try:
+        own = ran(tmp_path, "--max-requests=0", "--duration=1.5")
+    finally:
+        os.sched_setaffinity(0, mine)
+    names(own)
+    client = own["passport"]["evidence"]["client"]
+    assert client["others_cores"] + client["idle_cores"] < 1.1
+    assert own["kernel_counters"]["window"]["usable_cpus"] == str(min(mine))
+
+
 ALONE = {"certify_s": 1, "least_ceiling_ratio": 3, "most_cores_share": 1.0}
 """Whatever others do meanwhile."""
 

@@ -2,7 +2,9 @@
 
 The counters of /proc/stat are everybody's; less our own threads, those of other ranks and the
 kernel's (which work for whoever asks, us included), they are the others' (`result/evidence`
-subtracts). What a process that ended in between had used is in its parent's counters.
+subtracts). All of it is of the CPUs that we may run on: who works on others takes nothing from us
+(`taskset`, the cpusets of containers). Of a process it is known where it ran last. What a process
+that ended in between had used is in its parent's counters.
 """
 
 import os
@@ -43,15 +45,20 @@ def snapshot(proc: Path = Path("/proc")) -> Snapshot:
 
 
 def between(
-    before: Snapshot, after: Snapshot, ours: Collection[int], siblings: Collection[int]
+    before: Snapshot,
+    after: Snapshot,
+    ours: Collection[int],
+    siblings: Collection[int],
+    cpus: Collection[int],
 ) -> CpuUsers:
-    """Return who used the CPU between two snapshots."""
+    """Return who used these CPUs between two snapshots."""
     hertz = os.sysconf("SC_CLK_TCK")
     used = {
         pid: max(0, process.ticks - _sooner(before.get(pid), process)) / hertz
         for pid, process in after.items()
+        if process.cpu in cpus
     }
-    kernel = {pid for pid, process in after.items() if process.parent == _KTHREADD}
+    kernel = {pid for pid in used if after[pid].parent == _KTHREADD}
     others = [pid for pid in used if pid not in {*ours, *siblings, *kernel} and used[pid] > 0]
     others.sort(key=lambda pid: (-used[pid], pid))
     return CpuUsers(
