@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from kv_cache.app.compiled import engine_name
 from kv_cache.app.lab_replays import Drawn, Found, Row
@@ -21,9 +22,17 @@ from kv_cache.lab.patterns import Pattern
 from kv_cache.lab.shared_state import SharedState
 from kv_cache.lab.variants import PolicyVariant
 from kv_cache.metrics.intervals import IntervalEnds, bounded_interval
+from kv_cache.metrics.order import LEAST_SEEDS, compared
 from kv_cache.policy.prefetch import PREFETCH, PrefetchRules
 from kv_cache.result.lab import OWN
-from kv_cache.result.lab_tiers import SeedMean, TierRow, TierServed, tiers_document
+from kv_cache.result.lab_tiers import (
+    SeedMean,
+    TierRow,
+    TierServed,
+    best_of,
+    is_by_computed,
+    tiers_document,
+)
 
 NONE = "none"
 PREFETCHES = (NONE, "successor")
@@ -119,17 +128,20 @@ class TierComparison(Struct, frozen=True, kw_only=True):
     def case(self, name: str, found: Sequence[Found], pattern: Pattern | None) -> Row:
         """Return a row of one trace, or of all seeds of a pattern, for each combination."""
         bases, *replayed = zip(*found, strict=True)
-        rows = []
-        for combination, each in zip(self.combinations(), replayed, strict=True):
+        rows: list[TierRow] = []
+        counted = [[one.counts for one in each] for each in replayed]
+        for combination, counts, each in zip(self.combinations(), counted, replayed, strict=True):
             residency, scale, variant, prefetch = combination
             key = (OWN if residency is None else residency.name, scale, prefetch, str(variant))
-            rows.append(self._row(key, [one.counts for one in each], each[0].rooms_bytes))
+            rows.append(self._row(key, counts, each[0].rooms_bytes))
+        size = len(self.variants) * len(self.prefetches)  # of a table
+        tables = [slice(at, at + size) for at in range(0, len(rows), size)]
         return {
             "name": name,
             "pattern": None if pattern is None else pattern.about,
             "seeds": len(found),
             "base": {key: fmean(base[key] for base in bases) for key in bases[0]},
-            "rows": to_builtins(rows),
+            "rows": to_builtins([row for of in tables for row in _judged(rows[of], counted[of])]),
         }
 
     def tiers_for(
@@ -169,7 +181,7 @@ class TierComparison(Struct, frozen=True, kw_only=True):
         return TierRow(
             residency=residency, scale=scale, prefetch=prefetch, policy=policy,
             fastest=spread(lambda each: each.tiers[0].hits),
-            wait_ns=spread(lambda each: sum(use.wait_ns for use in each.tiers)),
+            wait_ns=spread(_waited_ns),
             serial_ns=spread(lambda each: each.serial_ns),
             computed=mean(lambda each: each.computed / each.lookups),
             demand_bytes=mean(lambda each: each.demand_bytes),
@@ -229,6 +241,28 @@ class _TierReplays:
 def _prefetch(name: str) -> Any:
     rules = PrefetchRules(most=_MOST_AHEAD)
     return None if name == NONE else PREFETCH[name](rules)
+
+
+def _waited_ns(counts: HierarchyCounts) -> float:
+    return sum(use.wait_ns for use in counts.tiers)
+
+
+def _judged(rows: Sequence[TierRow], counted: Sequence[Sequence[HierarchyCounts]]) -> list[TierRow]:
+    """Note how far each row of a table is behind the best one, in pairs of its seeds."""
+    if len(counted[0]) < LEAST_SEEDS:
+        return list(rows)
+    by_computed, best = is_by_computed(rows), rows.index(best_of(rows))
+    family = compared(
+        [
+            [-(each.computed if by_computed else _waited_ns(each)) / each.lookups for each in some]
+            for some in counted
+        ],
+        in_order=False,
+    )
+    return [
+        row if place == best else replace(row, behind=family.lead(best, place))
+        for place, row in enumerate(rows)
+    ]
 
 
 def _spread(values: Sequence[float]) -> SeedMean:

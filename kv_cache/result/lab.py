@@ -14,6 +14,7 @@ from kv_cache.core.bounded import Count, Number
 from kv_cache.core.text import printable
 from kv_cache.lab.judge import PolicyOrder
 from kv_cache.lab.table import FoundShares, LabColumn, LabEntry, LabTable
+from kv_cache.metrics.order import Lead
 from kv_cache.result import kinds
 from kv_cache.result.chain import seal
 from kv_cache.result.published import TraceNotes
@@ -165,6 +166,13 @@ def lab_csv(document: Mapping[str, Any]) -> bytes:
     return text.getvalue().encode()
 
 
+def lead_cells(lead: Lead | None) -> list[Any]:
+    """Return the best one's lead, the ends of its interval, and whether it is shown."""
+    if lead is None:
+        return [None] * 4
+    return [lead.mean, lead.interval.low, lead.interval.high, lead.shown]
+
+
 def _csv_rows(case: LabCase, table: LabTable, column: LabColumn) -> Iterator[list[Any]]:
     for rule, rule_shares, compulsory in (
         ("blocks", by_blocks(column), case.base.compulsory),
@@ -173,13 +181,10 @@ def _csv_rows(case: LabCase, table: LabTable, column: LabColumn) -> Iterator[lis
         leads = (rule_shares.order and rule_shares.order.leads) or {}
         for entry, shares in rule_shares.entries:
             ends = shares.interval
-            lead = leads.get(entry.policy)
-            behind = [None] * 4 if lead is None else [
-                lead.mean, lead.interval.low, lead.interval.high, lead.shown
-            ]  # fmt: skip
             yield [
                 case.name, table.residency, column.capacity, column.room_bytes, entry.policy,
                 entry.kind, rule, case.base.lookups, compulsory,
                 *(getattr(shares, name) for name in _FIGURES),
-                *((None, None) if ends is None else (ends.low, ends.high)), case.seeds, *behind,
+                *((None, None) if ends is None else (ends.low, ends.high)), case.seeds,
+                *lead_cells(leads.get(entry.policy)),
             ]  # fmt: skip

@@ -10,8 +10,10 @@ from msgspec import Struct
 from kv_cache import __version__
 from kv_cache.core.bounded import Count, Number
 from kv_cache.metrics.intervals import IntervalEnds
+from kv_cache.metrics.order import Lead
 from kv_cache.result import kinds
 from kv_cache.result.chain import seal
+from kv_cache.result.lab import lead_cells
 from kv_cache.result.published import TraceNotes
 from kv_cache.result.run import SECTION, converted
 
@@ -25,7 +27,12 @@ RULES = {
     "serial": "every access and every move on one clock: both latencies, and the larger size at "
     "the slower rate",
     "computed": "what is in no tier is computed, which takes no time here",
+    "best": "of a table the row whose accesses wait the least; where rows differ by more than 1 "
+    "point in what is computed, the one with the least of that: those that lose more wait for less",
 }
+
+SAME_COMPUTED = 0.01
+"""Of the accesses: up to here rows are compared by what accesses wait."""
 
 
 class SeedMean(Struct, frozen=True, kw_only=True):
@@ -49,7 +56,9 @@ class TierServed(Struct, frozen=True, kw_only=True):
 
 
 class TierRow(Struct, frozen=True, kw_only=True):
-    """One policy with one prefetch; times are of an access, counts and bytes of all."""
+    """One policy with one prefetch; times are of an access, counts and bytes of all. `behind` is by
+    how much the best row of its table is better; None of that, and where there are too few seeds to
+    know."""
 
     residency: str
     scale: Number
@@ -65,6 +74,20 @@ class TierRow(Struct, frozen=True, kw_only=True):
     useful: Number
     wasted: Number
     tiers: list[TierServed]
+    behind: Lead | None = None
+
+
+def is_by_computed(rows: Sequence[TierRow]) -> bool:
+    """Return whether rows of one table are compared by what is computed, and not by waits."""
+    shares = [row.computed for row in rows]
+    return max(shares) - min(shares) > SAME_COMPUTED
+
+
+def best_of(rows: Sequence[TierRow]) -> TierRow:
+    """Return the best row of a table; the first of equals."""
+    if is_by_computed(rows):
+        return min(rows, key=lambda row: row.computed)
+    return min(rows, key=lambda row: row.wait_ns.mean)
 
 
 class TierBase(Struct, frozen=True, kw_only=True):
@@ -118,6 +141,7 @@ _KEYS = ("residency", "scale", "prefetch", "policy")
 _SPREADS = ("fastest", "wait_ns", "serial_ns")
 _FIGURES = ("computed", "demand_bytes", "prefetch_bytes", "prefetched", "useful", "wasted")
 _OF_TIER = ("hit_ratio", "wait_ns", "peak_bytes", "offloaded_bytes", "dropped_bytes")
+_BEHIND = ("behind_best", "behind_low", "behind_high", "shown_behind")
 CSV_HEAD = ("case", "seeds", *_KEYS)
 
 
@@ -128,7 +152,7 @@ def tiers_csv(document: Mapping[str, Any]) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     ends = [f"{name}{end}" for name in _SPREADS for end in ("", "_low", "_high")]
     of_tiers = [f"{tier.name}_{name}" for tier in facts.tiers for name in _OF_TIER]
-    writer.writerow([*CSV_HEAD, *ends, *_FIGURES, *of_tiers])
+    writer.writerow([*CSV_HEAD, *ends, *_FIGURES, *of_tiers, *_BEHIND])
     for case in facts.cases:
         for row in case.rows:
             spreads: list[SeedMean] = [getattr(row, name) for name in _SPREADS]
@@ -138,6 +162,7 @@ def tiers_csv(document: Mapping[str, Any]) -> bytes:
                     *(value for each in spreads for value in _with_ends(each)),
                     *(getattr(row, name) for name in _FIGURES),
                     *(getattr(tier, name) for tier in row.tiers for name in _OF_TIER),
+                    *lead_cells(row.behind),
                 ]
             )  # fmt: skip
     return text.getvalue().encode()

@@ -9,6 +9,7 @@ from kv_cache.core.format import figures
 from kv_cache.lab.judge import PolicyFailure, PolicyOrder
 from kv_cache.lab.table import FoundShares, LabColumn, LabEntry, LabTable
 from kv_cache.metrics.intervals import IntervalEnds
+from kv_cache.metrics.order import Lead
 from kv_cache.result.lab import OWN, FoundBy, HeldAs, LabCase, LabFacts, by_blocks, by_prefix
 from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
@@ -233,11 +234,14 @@ def _lead(order: PolicyOrder, policy: str) -> str:
     shown to be one."""
     if order.leads is None or policy == order.best:
         return "best"
-    lead = order.leads[policy]
+    return lead_text(order.leads[policy], _SHARE)
+
+
+def lead_text(lead: Lead | None, unit: units.DisplayUnit) -> str:
     if lead is None:
         return "not judged"
-    reach = figures(float(f"{50 * (lead.interval.high - lead.interval.low):.2g}"))
-    text = f"{figures(100 * lead.mean)}±{reach}"
+    half = (lead.interval.high - lead.interval.low) / 2 / unit.scale
+    text = f"{unit.text(lead.mean)}±{figures(float(f'{half:.2g}'))}"
     return text if lead.shown else f"({text})"
 
 

@@ -6,11 +6,19 @@ from itertools import groupby
 
 from kv_cache.core.format import figures
 from kv_cache.result.lab import OWN
-from kv_cache.result.lab_tiers import SeedMean, TierCase, TierRow, TierStudyFacts
+from kv_cache.result.lab_tiers import (
+    SeedMean,
+    TierCase,
+    TierRow,
+    TierStudyFacts,
+    best_of,
+    is_by_computed,
+)
 from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view import units
 from kv_cache.view.identity import origin_texts, trace_text
+from kv_cache.view.lab import lead_text
 from kv_cache.view.parts import (
     BarChart,
     BarRow,
@@ -40,8 +48,9 @@ def tiers_view(section: Json) -> View:
             raise MisshapenError(f"case {case.name} has a row without one of its tiers")
     names = ", ".join(case.name for case in facts.cases)
     studied = names if len(facts.cases) == 1 else f"{len(facts.cases)} patterns"
+    several = "1 tier" if len(facts.tiers) == 1 else f"{len(facts.tiers)} tiers"
     return View(
-        title=f"Policies over {len(facts.tiers)} tiers, {studied}",
+        title=f"Policies over {several}, {studied}",
         status="counted, not timed",
         sentence=_sentence(facts),
         about=[*origin_texts(section), f"{facts.engine} engine"],
@@ -53,19 +62,42 @@ def tiers_view(section: Json) -> View:
 
 
 def _sentence(facts: TierStudyFacts) -> str:
-    """Of one table the policy whose accesses wait the least; of several the most frequent one."""
+    """Of one table the best row; of several the most frequent one. None is said to be better that
+    is not shown to be."""
     tables = [rows for case in facts.cases for rows in _tables(case)]
-    best, *others = (min(rows, key=lambda row: row.wait_ns.mean) for rows in tables)
+    best, *others = map(best_of, tables)
     if others:
         [(arm, count)] = Counter(map(_arm, (best, *others))).most_common(1)
+        computed = any(map(is_by_computed, tables))
+        least = ", or least is computed where that differs" if computed else ""
         return (
-            f"With {arm}, accesses wait the least, on average, in {count} of {len(tables)} tables "
-            "(the first of equals counts)."
+            f"With {arm}, accesses wait the least{least}, on average, in {count} of {len(tables)} "
+            "tables (the first of equals counts)."
+        )
+    (rows,) = tables
+    shown = _shown(rows, facts.cases[0])
+    wait = f"an access waits {_us(best.wait_ns)}"
+    if is_by_computed(rows):
+        share = units.PERCENT.measured(best.computed)
+        return (
+            f"With {_arm(best)}, the least is computed, {share} of the accesses{shown}; "
+            f"{wait}, and who finds less waits for less."
         )
     return (
-        f"With {_arm(best)}, an access waits the least, {_us(best.wait_ns)}; with every move on "
-        f"one clock it is {_us(best.serial_ns)}."
+        f"With {_arm(best)}, {wait}, the least{shown}; with every move on one clock it is "
+        f"{_us(best.serial_ns)}."
     )
+
+
+def _shown(rows: Sequence[TierRow], case: TierCase) -> str:
+    leads = [row.behind for row in rows if row.behind is not None]
+    if len(rows) < 2:
+        return ""
+    if not leads:
+        few = "one trace" if case.pattern is None else f"{case.seeds} seeds"
+        return f" (of {few} nothing is known of chance)"
+    count = sum(lead.shown for lead in leads)
+    return f", and shown to be better than {count} of {len(rows) - 1} others"
 
 
 def _us(spread: SeedMean) -> str:
@@ -111,7 +143,11 @@ def _case(case: TierCase) -> Iterator[ViewSection]:
 
 
 def _table(rows: Sequence[TierRow], case: str) -> Table:
-    first = rows[0]
+    first, best = rows[0], best_of(rows)
+    by_computed = is_by_computed(rows)
+    unit = _SHARE if by_computed else _US
+    behind = ShownColumn("behind, points" if by_computed else "behind, us")
+    judged = [behind] if any(row.behind for row in rows) else []
     held = "" if first.residency == OWN else f", {first.residency}"
     scale = "" if first.scale == 1 else f", rooms x {figures(first.scale)}"
     rooms = ", ".join(f"{t.name} {units.bytes_text(t.room_bytes)}" for t in first.tiers)
@@ -125,6 +161,7 @@ def _table(rows: Sequence[TierRow], case: str) -> Table:
             row.demand_bytes,
             row.prefetch_bytes,
             row.useful / row.prefetched if row.prefetched else None,
+            *("best" if row is best else lead_text(row.behind, unit) for _ in judged),
         ]
         for row in rows
     ]
@@ -135,6 +172,7 @@ def _table(rows: Sequence[TierRow], case: str) -> Table:
         if each.interval
     ]
     within = f" 95 % intervals of times are within ±{_US.measured(max(reach))}." if reach else ""
+    brackets = " In brackets: not shown to be behind." if judged else ""
     return Table(
         title=f"{case}{scale}{held}",
         columns=[
@@ -146,9 +184,10 @@ def _table(rows: Sequence[TierRow], case: str) -> Table:
             ShownColumn("demand", _MIB),
             ShownColumn("prefetch", _MIB),
             ShownColumn("useful", _SHARE),
+            *judged,
         ],
         rows=cells,
-        caption=f"Rooms: {rooms}.{within}",
+        caption=f"Rooms: {rooms}.{within}{brackets}",
     )
 
 

@@ -615,6 +615,41 @@ def test_the_first_tier_waits_for_its_bytes_and_for_widening_them(
     assert row["tiers"][0]["peak_bytes"] == pytest.approx(1024 * case["base"]["unique"])
 
 
+SMALL = "gpu=16KB:20us:80MB/s,host=32KB:400us:8MB/s"
+
+
+def test_who_finds_nothing_waits_for_nothing_and_is_not_the_best(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--pattern", "adversarial_burst", "--seeds", "5", "--block-kib", "4",
+        "--policies", "lru,heavy-hitter", "--tiers", SMALL, "-o", "small.json",
+    ]  # fmt: skip
+    assert main(["lab", *words]) == 0
+    assert "With heavy-hitter, the least is computed" in capsys.readouterr().out
+    (case,) = json.loads(Path("small.json").read_text())["kv_cache"]["cases"]
+    lru, heavy = case["rows"]
+    assert (lru["wait_ns"]["mean"], lru["computed"]) == (0, 1)
+    assert lru["behind"]["shown"]
+    assert lru["behind"]["mean"] == pytest.approx(lru["computed"] - heavy["computed"])
+    assert heavy["behind"] is None
+
+
+def test_rows_that_compute_as_much_are_behind_by_what_they_wait(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*OF_TIERS, "--policies", "lru,heavy-hitter", "--prefetch", "none,successor", "--json"]
+    assert main(["lab", *words]) == 0
+    (case,) = json.loads(capsys.readouterr().out)["kv_cache"]["cases"]
+    waits = [row["wait_ns"]["mean"] for row in case["rows"]]
+    for row in case["rows"]:
+        if row["behind"] is not None:
+            assert row["behind"]["mean"] == pytest.approx(row["wait_ns"]["mean"] - min(waits))
+    assert [row["behind"] is None for row in case["rows"]].count(True) == 1
+    assert main(["lab", *words[:-1], "--seeds", "2"]) == 0
+    assert "of 2 seeds nothing is known of chance" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
