@@ -93,7 +93,7 @@ def check_output_file(
     where = f"output file {path}"
     check_name(path, where)
     real = resolve(path, where)
-    status = _stat(real, where)
+    status = _stat(path, where)  # /dev/stdout of a pipe resolves to a name that is not there
     if status is not None and not stat.S_ISREG(status.st_mode):
         # Replacing it would turn a device or a pipe into a plain file, or fail after the run.
         raise PlaceError(f"{where}: it is not a regular file; name a file with --output")

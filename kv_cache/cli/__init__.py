@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 
@@ -121,11 +122,25 @@ def rank_of_launcher(argv: Sequence[str]) -> int:
     return rank(argv)
 
 
+def _open_standard_files() -> None:
+    """Open /dev/null where one of the three is closed, as cron and daemons leave them: Python has
+    no stream then, and the next file that is opened would take the number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.fstat(number)
+                continue
+            fd = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.set_inheritable(fd, True)
+            setattr(sys, name, open(fd, "r" if number == 0 else "w"))  # noqa: SIM115
+
+
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
     from kv_cache.cli.early_signal import end_on_sigint
 
     end_on_sigint()
+    _open_standard_files()
     if (stranger := stranger_hint()) is not None:
         print(f"kv-cache: {stranger}", file=sys.stderr)
         sys.exit(Exit.REFUSED)

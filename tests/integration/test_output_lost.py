@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from kv_cache.app.verify import VerifyOptions, verify
 from kv_cache.cli import main
-from tests.cli import SMALL, prepare
+from tests.cli import SMALL, command, environment, prepare, small_alone
 from tests.stores import mounted
 
 VIRTUAL = [*SMALL, "--virtual-time", "--max-requests=20"]
@@ -231,3 +232,24 @@ def test_what_was_simulated_is_not_lost_with_its_file(
     assert ran.code == 1
     assert (home / "R.json").exists()
     assert f"{home}/R.json" in ran.out
+
+
+def test_a_pipe_is_no_place_for_a_result_and_is_refused_before_the_run(tmp_path: Path) -> None:
+    done = small_alone(tmp_path, "--virtual-time", "--output=/dev/stdout")
+    assert (done.code, done.out) == (2, ""), done.err
+    assert "/dev/stdout: it is not a regular file" in done.err
+    assert {path.name for path in tmp_path.iterdir()} == {"small.yaml"}
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_run_whose_standard_files_are_closed_leaves_its_result(
+    closed: str, tmp_path: Path
+) -> None:
+    prepare(tmp_path)
+    run = command(*SMALL, "--virtual-time", "--output=R.json")
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *run],
+        cwd=tmp_path, env=environment(), capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert verify(VerifyOptions(result=str(tmp_path / "R.json"))).intact
