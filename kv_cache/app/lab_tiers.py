@@ -21,7 +21,7 @@ from kv_cache.lab.hierarchy import HierarchyCounts, HierarchyTier, TierUse, repl
 from kv_cache.lab.patterns import Pattern
 from kv_cache.lab.shared_state import SharedState
 from kv_cache.lab.variants import PolicyVariant
-from kv_cache.metrics.intervals import IntervalEnds, bounded_interval
+from kv_cache.metrics.intervals import IntervalEnds, interval_beside_mean
 from kv_cache.metrics.order import LEAST_SEEDS, compared
 from kv_cache.policy.prefetch import PREFETCH, PrefetchRules
 from kv_cache.result.lab import OWN
@@ -266,7 +266,7 @@ def _judged(rows: Sequence[TierRow], counted: Sequence[Sequence[HierarchyCounts]
 
 
 def _spread(values: Sequence[float]) -> SeedMean:
-    interval = bounded_interval(values)
+    interval = interval_beside_mean(values)
     ends = None if interval is None else IntervalEnds(low=interval.low, high=interval.high)
     return SeedMean(mean=fmean(values), interval=ends)
 

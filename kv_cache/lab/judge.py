@@ -63,7 +63,8 @@ def policy_order(some: Sequence[Shares], *, seeds: bool) -> PolicyOrder:
     if len(some) < 2:
         return _no_order("there is one policy")
     if seeds and count < LEAST_SEEDS:
-        return _no_order(f"{count} seeds are fewer than {LEAST_SEEDS}")
+        few = "1 seed is" if count == 1 else f"{count} seeds are"
+        return _no_order(f"{few} fewer than {LEAST_SEEDS}")
     best = max(range(len(some)), key=lambda place: some[place].mean)
     family = family_of(some, seeds=seeds)
     return PolicyOrder(

@@ -32,7 +32,7 @@ from kv_cache.lab.study import (
     Study,
     StudyRow,
 )
-from kv_cache.metrics.intervals import IntervalEnds, bounded_interval
+from kv_cache.metrics.intervals import IntervalEnds, interval_beside_mean
 
 BOUNDS = (UNLIMITED, MIN, MIN_REFUSING, LIMIT)
 Kind = Literal["bound", "policy", "rule"]
@@ -227,7 +227,7 @@ def _shares_of(
         each.hit_bytes / max(1, base.nbytes) for each, base in zip(counts, bases, strict=True)
     ]
     loaded = fmean(each.stored_bytes for each in counts)
-    interval = bounded_interval(hits, most=1.0)
+    interval = interval_beside_mean(hits, most=1.0)
     return FoundShares(
         hits=fmean(each.hits for each in counts),
         hit_ratio=fmean(hits),

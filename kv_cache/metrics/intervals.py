@@ -179,15 +179,31 @@ def bounded_interval(
 
     None as of `mean_interval`. Where it is of logarithms it is one of the `geometric_mean`.
     """
-    ends = Interval(min([0.0, *values]), max([most, *values]))
     if not all(0 < value < most for value in values):
-        interval = mean_interval(values, confidence)
-        return interval and Interval(max(interval.low, ends.low), min(interval.high, ends.high))
+        return _cut_off(values, confidence, most)
     if most == inf:
         interval = mean_interval([log(value) for value in values], confidence)
         return interval and Interval(_exp(interval.low), _exp(interval.high))
     odds = mean_interval([log(value) - log(most - value) for value in values], confidence)
     return odds and Interval(*(most / (1 + _exp(-end)) for end in odds))
+
+
+def interval_beside_mean(
+    values: Sequence[float], confidence: float = CONFIDENCE, most: float = inf
+) -> Interval | None:
+    """Return the `bounded_interval` of values that are shown by their arithmetic mean. Of skewed
+    ones that may lie outside it, as one of ten that is a hundred times the others moves the mean
+    alone: then that of the values, cut off at the ends."""
+    found = bounded_interval(values, confidence, most)
+    if found is None or fmean(values) in found:
+        return found
+    return _cut_off(values, confidence, most)
+
+
+def _cut_off(values: Sequence[float], confidence: float, most: float) -> Interval | None:
+    interval = mean_interval(values, confidence)
+    low, high = min([0.0, *values]), max([most, *values])
+    return interval and Interval(max(interval.low, low), min(interval.high, high))
 
 
 def geometric_mean(values: Sequence[float]) -> float:

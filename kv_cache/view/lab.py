@@ -91,18 +91,22 @@ def _sentence(facts: LabFacts) -> str:
     column = columns[len(columns) // 2]
     prefix = column.prefix_order is not None
     by_rule = by_prefix(column) if prefix else by_blocks(column)
-    best, shares = max(
-        (each for each in by_rule.entries if each[0].kind == "policy"),
-        key=lambda each: each[1].hit_ratio,
-    )
+    found = {e.policy: each.hit_ratio for e, each in by_rule.entries if e.kind == "policy"}
+    most = max(found.values())
+    best = [policy for policy, ratio in found.items() if ratio == most]
     bound = max(each.hit_ratio for entry, each in by_rule.entries if entry.kind == "bound")
-    share = units.PERCENT.measured(shares.hit_ratio)
+    share = f"{units.PERCENT.measured(most)} of the blocks looked up{' by prefix' * prefix}"
+    if len(best) == len(found):
+        several = "" if len(best) == 1 else ", as each policy here"
+        finds = f"{best[0]} finds {share}{several}"
+    else:
+        names = f"{', '.join(best)} {'finds' if len(best) == 1 else 'find'}"
+        finds = (
+            f"{names} most of the {len(found)} policies, {share}, {_shown_better(by_rule.order)}"
+        )
     return (
-        f"With {column.capacity} ({units.bytes_text(column.room_bytes)}) {best.policy} finds most "
-        f"of the {len(policies)} policies, {share} of the blocks looked up"
-        f"{' by prefix' if prefix else ''}, "
-        f"{_shown_better(by_rule.order)}; without limits it is "
-        f"{units.PERCENT.measured(bound)}."
+        f"With {column.capacity} ({units.bytes_text(column.room_bytes)}) {finds}; without limits "
+        f"it is {units.PERCENT.measured(bound)}."
     )
 
 

@@ -93,6 +93,8 @@ def _shown(rows: Sequence[TierRow], case: TierCase) -> str:
     leads = [row.behind for row in rows if row.behind is not None]
     if len(rows) < 2:
         return ""
+    if len({(row.wait_ns.mean, row.computed) for row in rows}) == 1:
+        return ", as with all others here"
     if not leads:
         few = "one trace" if case.pattern is None else f"{case.seeds} seeds"
         return f" (of {few} nothing is known of chance)"

@@ -382,8 +382,12 @@ def _first_token(variants: Sequence[SimVariant]) -> list[Table]:
             },
             title=title,
             detail=not _shown_with_transfer(variants),
+            caption=caption,
         )
-        for title, times in (("TTFT with transfer, ms", parts), ("sent to decode, ms", sent))
+        for title, times, caption in (
+            ("TTFT with transfer, ms", parts, "Parts, and all of them together, are means."),
+            ("sent to decode, ms", sent, ""),
+        )
     ]
 
 

@@ -137,6 +137,10 @@ def test_the_sentence_is_of_the_middle_capacity_and_says_whom_the_best_is_shown_
     assert "is shown to be better than 2 of the others; without limits it is" in view.sentence
     view = lab_view(lab(capsys, *words, "--capacities", "98%"))
     assert "and is not shown to be better than any" in view.sentence
+    equal = lab_view(lab(capsys, *words, "--capacities", "100%")).sentence
+    assert "lru finds 71.16 % of the blocks looked up, as each policy here; without" in equal
+    alone = lab_view(lab(capsys, *words[:-1], "lru", "--capacities", "100%")).sentence
+    assert "lru finds 71.16 % of the blocks looked up; without" in alone
 
 
 def test_cases_have_a_figure_each_and_their_intervals(

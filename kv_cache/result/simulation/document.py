@@ -18,7 +18,7 @@ from msgspec import to_builtins
 
 from kv_cache import __version__
 from kv_cache.config.scenario_hardware import HardwareUsed
-from kv_cache.metrics.intervals import CONFIDENCE, bounded_interval
+from kv_cache.metrics.intervals import CONFIDENCE, interval_beside_mean
 from kv_cache.result import kinds
 from kv_cache.result.chain import seal
 from kv_cache.result.metrics import Json, ends
@@ -93,7 +93,7 @@ def _numbers(runs: Sequence[Mapping[str, float | None]]) -> Iterator[tuple[str, 
         known = [value for value in values if value is not None]
         most = 1.0 if any(word in path for word in _SHARES) else inf
         whole = len(known) == len(values)
-        interval = bounded_interval(known, CONFIDENCE, most) if whole else None
+        interval = interval_beside_mean(known, CONFIDENCE, most) if whole else None
         yield (
             path,
             {
