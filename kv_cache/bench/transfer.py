@@ -244,9 +244,8 @@ class Mover:
         placed = not isinstance(first, Delete) and tiers <= self._found_at_once
         if not placed or count < _MANY or self._batches is None:
             return False
-        if isinstance(first, Move):
-            return _alike(same)
-        if not self._batches.by_ring(self._how[first.target.tier], writes=isinstance(first, Write)):
+        how, writes = self._how[first.target.tier], isinstance(first, Write)
+        if isinstance(first, Move) or not self._batches.by_ring(how, writes=writes):
             return True
         return count * max(op.target.nbytes for op in same) <= self._size  # each has its own memory
 
@@ -672,7 +671,8 @@ def _alike(ops: Sequence[Op]) -> bool:
     if len(set(map(type, ops))) > 1:
         return False
     if isinstance(first, Move):
-        return all(_way(op) == _way(first) for op in ops)
+        way = _way(first)
+        return all(_way(op) == way for op in ops)
     tier, cause, copies = first.copy.tier, first.cause, cast("Sequence[Read]", ops)
     return all(op.copy.tier is tier and op.cause is cause for op in copies)
 
