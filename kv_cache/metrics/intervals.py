@@ -194,9 +194,9 @@ def interval_beside_mean(
     """Return the `bounded_interval` of values that are shown by their arithmetic mean. Of skewed
     ones that may lie outside it, as one of ten that is a hundred times the others moves the mean
     alone: then that of the values, cut off at the ends."""
-    found = bounded_interval(values, confidence, most)
-    if found is None or fmean(values) in found:
-        return found
+    bounded = bounded_interval(values, confidence, most)
+    if bounded is None or fmean(values) in bounded:
+        return bounded
     return _cut_off(values, confidence, most)
 
 

@@ -91,19 +91,18 @@ def _sentence(facts: LabFacts) -> str:
     column = columns[len(columns) // 2]
     prefix = column.prefix_order is not None
     by_rule = by_prefix(column) if prefix else by_blocks(column)
-    found = {e.policy: each.hit_ratio for e, each in by_rule.entries if e.kind == "policy"}
-    most = max(found.values())
-    best = [policy for policy, ratio in found.items() if ratio == most]
+    hit_ratio_of = {e.policy: each.hit_ratio for e, each in by_rule.entries if e.kind == "policy"}
+    most = max(hit_ratio_of.values())
+    best = [policy for policy, ratio in hit_ratio_of.items() if ratio == most]
     bound = max(each.hit_ratio for entry, each in by_rule.entries if entry.kind == "bound")
     share = f"{units.PERCENT.measured(most)} of the blocks looked up{' by prefix' * prefix}"
-    if len(best) == len(found):
+    if len(best) == len(hit_ratio_of):
         several = "" if len(best) == 1 else ", as each policy here"
         finds = f"{best[0]} finds {share}{several}"
     else:
         names = f"{', '.join(best)} {'finds' if len(best) == 1 else 'find'}"
-        finds = (
-            f"{names} most of the {len(found)} policies, {share}, {_shown_better(by_rule.order)}"
-        )
+        better = _shown_better(by_rule.order)
+        finds = f"{names} most of the {len(hit_ratio_of)} policies, {share}, {better}"
     return (
         f"With {column.capacity} ({units.bytes_text(column.room_bytes)}) {finds}; without limits "
         f"it is {units.PERCENT.measured(bound)}."
