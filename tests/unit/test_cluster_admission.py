@@ -10,6 +10,7 @@ from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.cluster import Cluster
+from kv_cache.sim.cluster.event_loop import Loop
 from kv_cache.sim.cluster.prefix_chain import ROOT, PrefixChain
 from kv_cache.sim.cluster.prefix_match import match
 from kv_cache.sim.cluster.requests import ClusterRequest
@@ -50,7 +51,7 @@ def keys(runs: Sequence[BlockExtent]) -> list[Key]:
 def test_who_was_compared_is_who_leaves_and_every_decision_is_told_once(eviction: str) -> None:
     rng, chain = random.Random(eviction), PrefixChain()
     coin = Coin(rng)
-    pool = BlockPool(1, 0, 0, 40, 1000, chain, EVICTION[eviction], TierWatch(), coin)
+    pool = BlockPool(1, 0, 0, 40, 1000, chain, EVICTION[eviction], TierWatch(Loop()), coin)
     nodes = [chain.fresh(ROOT, rng.randint(1, 12)) for _ in range(30)]
     came = left = 0
     for _ in range(600):

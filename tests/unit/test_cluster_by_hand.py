@@ -447,18 +447,29 @@ def test_least_connections_counts_requests_and_not_their_work() -> None:
 
 
 def test_levels_are_means_over_time_and_each_instance_may_have_its_series() -> None:
-    """100 ms of prefill, then 9 tokens of 10 ms, on the second of two instances' columns too."""
+    """100 ms of prefill in 7 blocks, then 9 tokens of 10 ms, on both instances at once; a third
+    that waits for one of them is in the central queue for as long. The series has a point each
+    60 ms."""
     values: Plain = {
-        "instances": {"gpu": {**rates(), "count": 2}},
-        "watch": {"series_interval_ms": 1, "series_per_instance": True},
+        "instances": {"gpu": {**rates(max_num_seqs=1), "count": 2}},
+        "scheduler": {"queue": "central"},
+        "watch": {"series_interval_ms": 60, "series_per_instance": True},
     }
-    found = ran(values, [request(0, 0, 100, 10), request(1, 0, 100, 10)])
+    found = ran(values, [request(n, 0, 100, 10) for n in range(3)])
     levels, columns = facts(found)["levels"], found.series.columns
-    assert levels["decoding"]["mean"] == pytest.approx(2 * 90 / 190, rel=0.02)
-    assert levels["prefilling"] == {"mean": pytest.approx(2 * 100 / 190, rel=0.02), "max": 2}
+    means = {name: level["mean"] for name, level in levels.items()}
+    assert means == {
+        "waiting": pytest.approx(0.5), "central_queue": pytest.approx(0.5), "transferring": 0,
+        "prefilling": pytest.approx(300 / 380), "decoding": pytest.approx(270 / 380),
+        "hbm_blocks": pytest.approx(1.5 * 7),
+    }  # fmt: skip
+    assert levels["prefilling"]["max"] == 2
     for name in ("waiting", "decoding", "hbm_blocks"):
-        both = zip(columns[f"{name}.0"], columns[f"{name}.1"], strict=True)
-        assert [sum(pair) for pair in both] == list(columns[name]), name
+        both = zip(
+            columns[f"{name}.0"], columns[f"{name}.1"], columns["central_queue"], strict=True
+        )
+        of_all = [sum(each[: 2 + (name == "waiting")]) for each in both]
+        assert of_all == list(columns[name]), name
 
 
 @pytest.mark.parametrize(("most_ms", "good"), [(265, 0), (267, 1)])

@@ -14,6 +14,7 @@ from kv_cache.core.errors import BrokenLawError
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.cluster import Cluster
 from kv_cache.sim.cluster.compute import ComputeModel, Rates, Roofline, pairs_of
+from kv_cache.sim.cluster.event_loop import Loop
 from kv_cache.sim.cluster.fleet import Loads
 from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.instance import Instance
@@ -378,7 +379,7 @@ def test_the_least_loaded_of_some_is_the_one_of_the_least_key(
 
 def test_holders_that_left_leave_no_places_behind() -> None:
     """Each look at the first holder goes over the empty places before it."""
-    watch, chain = TierWatch(), PrefixChain()
+    watch, chain = TierWatch(Loop()), PrefixChain()
     pools = [BlockPool(0, at, 0, 1, 1, chain, EVICTION["lru"], watch) for at in range(2000)]
     for pool in pools:
         watch.came(pool, 7)

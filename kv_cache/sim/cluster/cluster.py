@@ -117,7 +117,7 @@ class Cluster(InstanceEvents[Instance]):
             had = self._unlimited.asked(flight.path)
             if measured:
                 self._blocks.ceiling += min(had, (request.prompt_tokens - 1) // self.block_tokens)
-        self.counts.phases[QUEUED] += 1
+        self.counts.queued(now)
         self._route(flight)
 
     def _route(self, flight: Flight) -> None:
@@ -138,6 +138,7 @@ class Cluster(InstanceEvents[Instance]):
             self._give(flight, number)
             return
         queue.add(flight, first=False)
+        self.counts.central_ns -= self.loop.now_ns
         if len(queue) > 1 and queue.head() is flight:
             self._dispatch()
 
@@ -150,6 +151,7 @@ class Cluster(InstanceEvents[Instance]):
                 return
             freed = -1
             self.central.pop()
+            self.counts.central_ns += self.loop.now_ns
             self._give(flight, number)
 
     def _give(self, flight: Flight, number: int) -> None:
@@ -265,7 +267,8 @@ class Cluster(InstanceEvents[Instance]):
 
     def _end(self, flight: Flight, event: str, instance: int, answered: bool) -> None:
         now = self.counts.ended_ns = self.loop.now_ns
-        self.counts.turn(flight, ENDED)
+        self.counts.turn(flight, ENDED, now)
+        self.counts.hbm_ns = self.storage.watches["hbm"].area_ns(now)
         self.counts.change_presence(now, -1)
         self.counts.spent_ns += now - flight.arrival_ns
         del self.alive[flight.request.number]
@@ -331,7 +334,7 @@ class Cluster(InstanceEvents[Instance]):
             flight.target = flight.request.prompt_tokens + flight.generated
             flight.computed = 0
             flight.home = instance.number  # who decodes computes it again itself
-        self.counts.turn(flight, QUEUED)
+        self.counts.turn(flight, QUEUED, self.loop.now_ns)
         instance.enqueue(flight, first=True)
 
     def _begin_again(self, flight: Flight, number: int) -> None:
@@ -346,5 +349,5 @@ class Cluster(InstanceEvents[Instance]):
         flight.prepared, flight.moved = False, True
         flight.target = flight.request.prompt_tokens + flight.generated
         flight.computed = 0
-        self.counts.turn(flight, QUEUED)
+        self.counts.turn(flight, QUEUED, self.loop.now_ns)
         self.loop.at(self.loop.now_ns, ENDS, lambda _: self._give(flight, number))

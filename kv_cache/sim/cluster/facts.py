@@ -93,14 +93,12 @@ LEVELS = ("waiting", "central_queue", "prefilling", "transferring", "decoding", 
 
 
 def _levels(outcome: ClusterOutcome) -> Plain:
-    """Return the mean over time and the largest of what the series samples, each level until the
-    next sample."""
-    columns = outcome.series.columns
-    lasted = np.diff(_numbers(columns["at_ns"]))
-    spent = int(lasted.sum())
+    """Return the mean over time of each level, until the last end, and the largest that the series
+    has."""
+    areas, columns = outcome.levels_ns, outcome.series.columns
     return {
         name: {
-            "mean": _share(float((_numbers(columns[name])[:-1] * lasted).sum(dtype=float)), spent),
+            "mean": _share(areas[name], outcome.ended_ns) if areas else None,
             "max": max(columns[name], default=None),
         }
         for name in LEVELS

@@ -92,7 +92,7 @@ class Handover:
         if flight.decoder == flight.home:
             self._decode(flight)
             return
-        self._counts.turn(flight, TRANSFER)
+        self._counts.turn(flight, TRANSFER, self._fabric.loop.now_ns)
         flight.prepared = True
         if flight not in self._roster.instance(flight.decoder).waiting.offers:
             self._leave_home(flight)

@@ -219,7 +219,7 @@ class Instance:
         if pool.events is not None and flight.path:
             counted = flight.measured and flight.hit_tokens < 0
             note_asked(self.tiers, flight.path, self._fabric.chain, most, parts, counted=counted)
-        self._counts.turn(flight, PREFILL)
+        self._counts.turn(flight, PREFILL, self._fabric.loop.now_ns)
         if parts or flight.hit_tokens >= 0:
             self._events.prefix_matched(self, flight, parts)
         else:
@@ -416,7 +416,7 @@ class Instance:
             self._join(flight)
 
     def _join(self, flight: Flight) -> None:
-        self._counts.turn(flight, DECODE)
+        self._counts.turn(flight, DECODE, self._fabric.loop.now_ns)
         left = flight.request.output_tokens - flight.generated
         kept = flight.request.prompt_tokens + flight.generated - 1
         flight.begun = self._next_order(flight)

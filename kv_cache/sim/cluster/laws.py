@@ -301,7 +301,10 @@ def end(cluster: "Cluster") -> None:
     for (tier, index), pool in cluster.storage.pools.items():
         assert pool.private == pool.pinned == 0, f"memory of {tier} {index} was left behind"
     assert cluster.network.in_flight == 0, "a transfer never ended"
-    assert cluster.counts.concurrency_ns == cluster.counts.spent_ns, "Little's law is broken"
+    counts = cluster.counts
+    assert counts.concurrency_ns == counts.spent_ns, "Little's law is broken"
+    phases = (counts.phase_ns(phase, counts.ended_ns) for phase in range(ENDED))
+    assert counts.concurrency_ns == sum(phases), "a request was in no phase, or in two"
     for work in cluster.routing.expected():
         assert work == 0, "the routers still count work that is done"
 

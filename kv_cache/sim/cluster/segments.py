@@ -19,6 +19,7 @@ from typing import NamedTuple
 from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item, MakeEviction
+from kv_cache.sim.cluster.event_loop import Loop
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 
 _PACKED_AFTER = 16  # entries that left a dictionary, beside an eighth of it
@@ -197,13 +198,13 @@ class BlockPool:
     def take(self, blocks: int) -> None:
         """Make `blocks` that are free private."""
         self.private += blocks
-        self.watch.total += blocks
+        self.watch.change(blocks)
         self._note_peak()
 
     def give(self, blocks: int) -> None:
         self.private -= blocks
         assert self.private >= 0, "more private blocks were given back than taken"
-        self.watch.total -= blocks
+        self.watch.change(-blocks)
 
     def add(self, extent: BlockExtent, *, ready: bool, pinned: bool) -> Segment:
         """Make a segment of free blocks. It must be `missing`."""
@@ -224,7 +225,7 @@ class BlockPool:
             self.events.extend(range(first, first + 2 * blocks, 2))
         self.cached += blocks
         self.stored += blocks
-        self.watch.total += blocks
+        self.watch.change(blocks)
         if pinned or not ready:
             segment.pins = 1
             self.pinned += blocks
@@ -338,7 +339,7 @@ class BlockPool:
             self._remove(segment, evicted=True)
         if cut is not None:
             extents.append(self._cut(*cut))
-        self.watch.total -= sum(r.end - r.start for r in extents)
+        self.watch.change(-blocks_of(extents))
         return extents
 
     def _cut(self, segment: Segment, blocks: int) -> BlockExtent:
@@ -375,12 +376,23 @@ class BlockPool:
 class TierWatch:
     """All pools of one tier: which of them have a node, for routers, and the total of blocks."""
 
-    __slots__ = ("_left", "holders", "total")
+    __slots__ = ("_left", "_loop", "_moment", "holders", "total")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._moment = 0  # the sum of all changes of `total` x their instants
         self.holders: dict[int, dict[int, None]] = {}
         self.total = 0
         self._left: dict[int, int] = {}  # pools that no longer have a node, since it was packed
+
+    def change(self, blocks: int) -> None:
+        """Count blocks that came, or went."""
+        self.total += blocks
+        self._moment += blocks * self._loop.now_ns
+
+    def area_ns(self, now_ns: int) -> int:
+        """Return `total`, integrated over time up to now."""
+        return self.total * now_ns - self._moment
 
     def came(self, pool: BlockPool, node: int) -> None:
         self.holders.setdefault(node, {})[pool.index] = None

@@ -10,7 +10,8 @@ from kv_cache.core.errors import ConfigError
 from kv_cache.core.garbage import rarely_looked_for
 from kv_cache.sim.cluster.bound import most_hits
 from kv_cache.sim.cluster.cluster import Cluster
-from kv_cache.sim.cluster.flight import Flight
+from kv_cache.sim.cluster.counts import ClusterCounts
+from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, TRANSFER, Flight
 from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.laws import Log, broken_law, check, check_end
@@ -108,6 +109,18 @@ def _recounted(cluster: Cluster) -> int:
     else a run would take the longer by event the more its caches hold."""
     held = sum(len(pool.segments) for pool in cluster.storage.pools.values())
     return max(10 * len(cluster.instances), held)
+
+
+def _levels_ns(counts: ClusterCounts) -> dict[str, int]:
+    """Return each level, integrated until the last end, when nobody is there any more."""
+    phases = {
+        "waiting": QUEUED,
+        "prefilling": PREFILL,
+        "transferring": TRANSFER,
+        "decoding": DECODE,
+    }
+    of_phases = {name: counts.phase_ns(phase, counts.ended_ns) for name, phase in phases.items()}
+    return {**of_phases, "central_queue": counts.central_ns, "hbm_blocks": counts.hbm_ns}
 
 
 class _Collector:
@@ -213,6 +226,7 @@ class _Collector:
             moved_ns=cluster.network.ended_ns,
             events=cluster.loop.events,
             concurrency_ns=counts.concurrency_ns,
+            levels_ns=_levels_ns(counts),
             checks=checks,
         )
 

@@ -138,7 +138,7 @@ class StateMoves:
 
     def swap_in(self, instance: Instance, flight: Flight) -> None:
         """Memory is there again: bring the state back."""
-        self._counts.turn(flight, TRANSFER)
+        self._counts.turn(flight, TRANSFER, self._fabric.loop.now_ns)
         host, what = instance.tiers[1], (instance, flight)
         self._read("swap-in", instance, flight, host, flight.swapped, self._swapped_in, what)
 

@@ -57,7 +57,7 @@ class ClusterStorage:
         self._widen_ns = [0.0 if each is None else each.cost_ns or 0.0 for each in held]
         self._lies_as = [None if each is None else (each.name, each.group) for each in held]
         self.pools: dict[tuple[str, int], BlockPool] = {}
-        self.watches = {name: TierWatch() for name in TIERS}
+        self.watches = {name: TierWatch(loop) for name in TIERS}
         self.prefetched: Counter[str] = Counter()
         self._below: dict[BlockPool, BlockPool | None] = {}
         self.sent_by: dict[int, int] = {}  # of each run of blocks, the last HBM to send any down
