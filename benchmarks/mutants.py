@@ -37,6 +37,48 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "what could not be read is written all the same",
+        "kv_cache/bench/many.py",
+        "if one and not one.failed]",
+        "if one]",
+        (f"{UNIT}many.py", f"{UNIT}transfer.py"),
+    ),
+    Mutant(
+        "of moves, one of which failed, the next is written from its place",
+        "kv_cache/bench/many.py",
+        "buffer.address, 0, apart, slots=moves.read",
+        "buffer.address, 0, apart",
+        (f"{UNIT}many.py", f"{UNIT}transfer.py"),
+    ),
+    Mutant(
+        "moves count as new data",
+        "kv_cache/metrics/recorder.py",
+        "new=isinstance(done.ops[0], Write)",
+        "new=side.kind is OpKind.WRITE",
+        (f"{UNIT}many.py",),
+    ),
+    Mutant(
+        "the written side of moves is not recorded",
+        "kv_cache/metrics/recorder.py",
+        "for side in done.sides:",
+        "for side in done.sides[:1]:",
+        (f"{UNIT}many.py",),
+    ),
+    Mutant(
+        "moves that are being written have ended",
+        "kv_cache/bench/many.py",
+        "return () if written is None else (read, written)",
+        "return (read, written) if written else (read,)",
+        (f"{UNIT}many.py",),
+    ),
+    Mutant(
+        "the host's time of a move counts twice",
+        "kv_cache/bench/many.py",
+        "total = device  # what lies",
+        "total = most  # what lies",
+        (f"{UNIT}many.py", f"{UNIT}transfer.py"),
+    ),
+    Mutant(
         "the mean latency of the reference is the median",
         "kv_cache/result/reference.py",
         '"avg_latency_ms": end_to_end["mean"]',

@@ -188,13 +188,13 @@ def test_of_moves_in_one_call_each_fails_alone(single: Rig) -> None:
     refs = [ref._replace(tier=Tier.CPU) for ref in copies(0, *([8] * 10))]
     single.write(*refs)
     single.delete(refs[1])
-    moves = single.moves(*(ref._replace(version=7) if ref is refs[4] else ref for ref in refs))
+    moves = single.moves(*(ref._replace(version=77) if ref is refs[2] else ref for ref in refs))
     full = copies(500, *([64] * 15), 24)  # but for five
     assert all(each.ok for each in single.write(*full))
     done = single.mover.perform_all(moves)
     assert [(each.error, each.failed) for each in done] == [
-        (None, None), ("vanished", OpKind.READ), (None, None), (None, None),
-        (MISMATCH, OpKind.READ), *[("no-space", OpKind.WRITE)] * 3, (None, None), (None, None),
+        (None, None), ("vanished", OpKind.READ), (MISMATCH, OpKind.READ), (None, None),
+        (None, None), *[("no-space", OpKind.WRITE)] * 3, (None, None), (None, None),
     ]  # fmt: skip
     for move, each in zip(moves, done, strict=True):
         (found,) = single.read(move.target)
