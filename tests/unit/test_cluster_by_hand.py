@@ -285,6 +285,17 @@ def test_each_request_is_decoded_where_that_costs_least() -> None:
     assert facts(home)["requests"]["handoffs"] == 0
 
 
+@pytest.mark.parametrize("role", ["mixed", "decode"])
+def test_an_idle_instance_that_is_faster_is_looked_at_beside_two_that_are_not(role: str) -> None:
+    slow = {**rates(prefill_tokens_per_s=100, decode_tokens_per_s=10), "role": role, "count": 2}
+    groups: Plain = {"slow": slow, "fast": {**rates(), "role": role}}
+    if role == "decode":
+        groups["first"] = {**rates(), "role": "prefill"}
+    rules = {"kind": "prefix-aware", "decode": "prefix-aware"}
+    found = ran({"instances": groups, "router": rules}, [request(0, 0, 100, 11)])
+    assert found.requests.e2e_ns[0] == pytest.approx(200 * MS, rel=0.01)
+
+
 def test_a_request_is_decoded_at_home_where_the_other_has_no_room_or_is_too_far() -> None:
     """The fast decoder is full with what it has prefilled itself; over a slow link it does not
     pay."""

@@ -97,6 +97,7 @@ class Fleet(ABC):
         self.loads = loads or Loads(members, fabric.topology.instances)
         kinds = {(roster.capacity_of(number), roster.roles[number]) for number in members}
         self.equal = len(kinds) < 2  # in the memory that they have
+        self.as_fast = len({roster.compute_of(number) for number in members}) < 2
         among = bytearray(fabric.topology.instances)
         for number in members:
             among[number] = 1

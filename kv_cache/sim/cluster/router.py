@@ -94,7 +94,8 @@ class Router:
         return self._least_loaded(flight) if last is None else last
 
     def _prefix_aware(self, flight: Flight) -> int:
-        candidates = dict.fromkeys(self._loads.least(2))
+        least = 2 if self._fleet.as_fast else max(2, self._section.candidates)
+        candidates = dict.fromkeys(self._loads.least(least))
         last = self._last.get(flight.request.session)
         if last is not None:
             candidates[last] = None
