@@ -125,6 +125,16 @@ def test_what_is_warned_of_is_refused_by_an_option(
     assert "leave it out" in error
 
 
+@pytest.mark.parametrize(("last_ms", "is_told"), [(86_400_000, False), (1_732_700_000_000, True)])
+def test_a_gap_that_no_window_outlasts_is_told_of(
+    tmp_path: Path, last_ms: int, is_told: bool
+) -> None:
+    """One row since 1970 among rows since the trace's beginning: the replay would wait for it."""
+    survey, _, warnings = found(mooncake(tmp_path, [0, 0, last_ms]), "ms")
+    assert survey.longest_gap_ns == last_ms * 10**6
+    assert any("20,054.4 days lie between two of its rows" in text for text in warnings) is is_told
+
+
 @pytest.mark.parametrize(("back", "is_told"), [(1, False), (3, True)])
 def test_rows_that_are_not_sorted_are_told_of(tmp_path: Path, back: int, is_told: bool) -> None:
     times = [3000 * number for number in range(200)]

@@ -24,6 +24,8 @@ from kv_cache.workload.formats.trace_files import WAY_OUT, BadRow, Tally, Trace
 
 MOST_BACKWARD = 0.01
 """Share of the rows that may go back in time without a warning."""
+LONGEST_GAP_NS = 86_400 * NS_PER_S
+"""That is no surprise: a day, as no measured window is longer (`run.duration_s`)."""
 _PROGRESS_ROWS = 4096
 
 
@@ -39,6 +41,8 @@ class Survey(Struct, frozen=True, kw_only=True):
     """Of a grouped format; else 0."""
     span_ns: int
     """Of a grouped format: of its longest session."""
+    longest_gap_ns: int = 0
+    """Between two rows that follow each other; of a grouped format, in a session."""
     prompt_tokens: int
     output_tokens: int
     has_hash_ids: bool
@@ -125,6 +129,12 @@ def doubts(trace: Trace, surveyed: Survey, *, shares: bool = False) -> tuple[str
             f"{surveyed.backward_rows:,} of {surveyed.rows:,} rows are earlier than one before "
             "them and are asked at its time, which changes the gaps; sort the rows by their time"
         )
+    if surveyed.longest_gap_ns > LONGEST_GAP_NS:
+        warnings.append(
+            f"{surveyed.longest_gap_ns / LONGEST_GAP_NS:,.1f} days lie between two of its rows, "
+            "which a replay waits for; a time may be missing or in another unit; --trace-window "
+            "takes a part of it, and --duration ends the run"
+        )
     if surveyed.unidentified_rows == surveyed.rows and not shares:
         warnings.append(
             "no row names its content (hash ids) or a session, so that nothing can be found again: "
@@ -155,6 +165,7 @@ def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Surve
     grouped, fit = of.grouped, BlockFit(of.block_tokens) if isinstance(of, BlockFormat) else None
     rows = prompt = output = sessions = span_ns = block_tokens = most_tokens = most_bytes = 0
     session: str | None = None
+    before_ns = longest_gap_ns = 0
     follows = False
     unidentified = 0
     for row in trace.every_row(tally):
@@ -165,6 +176,9 @@ def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Surve
         prompt += row.prompt_tokens
         output += row.output_tokens
         span_ns = max(span_ns, row.at_ns)
+        if rows > 1 and (not grouped or row.session == session):
+            longest_gap_ns = max(longest_gap_ns, row.at_ns - before_ns)
+        before_ns = row.at_ns
         whole = row.block_tokens * len(row.hash_ids or ())
         most_tokens = max(most_tokens, row.prompt_tokens, whole)
         most_bytes = max(most_bytes, row.nbytes)
@@ -187,6 +201,7 @@ def survey(trace: Trace, progress: Callable[[int], None] | None = None) -> Surve
         notes=dict(tally.notes),
         sessions=sessions,
         span_ns=span_ns,
+        longest_gap_ns=longest_gap_ns,
         prompt_tokens=prompt,
         output_tokens=output,
         has_hash_ids=block_tokens > 0,
