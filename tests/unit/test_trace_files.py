@@ -434,7 +434,7 @@ def test_a_survey_counts_everything(tmp_path: Path, skip: bool) -> None:
         unidentified_rows=17,
         sessions=0,
         span_ns=28 * 10**9,
-        longest_gap_ns=2 * 10**9,
+        longest_gap_ns=3 * 10**9,
         prompt_tokens=16 * 10 + 100,
         output_tokens=16 * 2 + 10,
         has_hash_ids=False,
