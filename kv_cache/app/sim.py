@@ -20,11 +20,15 @@ from kv_cache.app.study_files import (
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario_trace import open_work
 from kv_cache.config.scenarios import (
     MOST_SEEDS,
+    NEXT_IN_SESSION,
+    PREFETCH,
     PRESETS,
     SYNONYMS,
     Scenarios,
+    overlaid,
     read_scenarios,
     scenario_names,
 )
@@ -185,6 +189,17 @@ def _study(options: SimOptions) -> Scenarios:
         settings.append(f"seeds={options.seeds}")
     study = read_scenarios(Path(options.scenario), options.preset, settings)
     study.check()
+    return _known(study)
+
+
+def _known(study: Scenarios) -> Scenarios:
+    """Return the study without a prefetch of next turns that its file has, where a trace that is
+    set tells of none."""
+    for variant in study.variants() if study.yields_next_turns else ():
+        if variant.scenario.tiers.prefetch == NEXT_IN_SESSION:
+            work = open_work(overlaid(variant.scenario, {PREFETCH: "none"}, study.source))
+            if work is not None and not work.survey.follows:
+                return study.without_next_turns()
     return study
 
 

@@ -33,6 +33,7 @@ MOST_SEEDS = 1000
 PRESETS = ("smoke", "dev", "full")
 SYNONYMS = {"prod-eval": "full"}
 """Names of presets in a public simulator."""
+PREFETCH, NEXT_IN_SESSION = "tiers.prefetch", "next-in-session"
 _FOLDER = "scenarios"
 _KEYS = ("presets", "vary", "zip", "variants", "seeds")
 SCHEMA = "kv-cache-scenario/1"
@@ -96,6 +97,33 @@ class Scenarios:
                     repeat=repeat,
                     scenario=replace(scenario, seed=seed_of(scenario.seed, repeat)),
                 )
+
+    @property
+    def yields_next_turns(self) -> bool:
+        """Whether the prefetch of next turns is the file's alone, and a trace was set over it."""
+        typed = any(path.startswith(PREFETCH) for path in self.explicit)
+        return "workload.trace" in self.explicit and not typed
+
+    def without_next_turns(self) -> "Scenarios":
+        """Return the same for a trace that knows of no next turn, so that nothing is brought."""
+        none = {NEXT_IN_SESSION: "none"}
+        axes = [
+            Axis(
+                paths=axis.paths,
+                values=tuple(
+                    tuple(
+                        none.get(value, value) if path == PREFETCH else value
+                        for path, value in zip(axis.paths, row, strict=True)
+                    )
+                    for row in axis.values
+                ),
+            )
+            for axis in self.axes
+        ]
+        kept = none.get(self.base.tiers.prefetch, self.base.tiers.prefetch)
+        base = overlaid(self.base, {PREFETCH: kept}, self.source)
+        left_out = (*self.left_out, PREFETCH)
+        return replace(self, base=base, axes=tuple(axes), left_out=left_out)
 
     def _values(self, point: Sequence[int]) -> dict[str, Any]:
         """Of a point; a label says only what it changes."""

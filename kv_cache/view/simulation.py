@@ -159,6 +159,10 @@ def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
     if facts.left_out:
         names = ", ".join(facts.left_out)
         yield "left out", f"of the scenario, {_why_left_out(facts)}: {names}"
+    for variant in facts.variants:
+        same = ", ".join(each.name for each in variant.same)
+        if same:
+            yield "not run", f"{same}: nothing reads how it differs from variant {variant.variant}"
     ended = "" if facts.interrupted is None else f", ended by {facts.interrupted}"
     yield "runs", f"{facts.finished} of {facts.runs} ended{ended}"
     hits = facts.verdict.measures.get(HIT_RATIO.path)

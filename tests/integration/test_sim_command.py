@@ -510,6 +510,29 @@ def test_each_shipped_scenario_answers_its_question_by_a_real_trace(
         assert numbers["requests.arrived"]["mean"] == trace["asked_rows"]
 
 
+def test_a_trace_without_sessions_leaves_out_the_prefetch_of_next_turns(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variant of a file that brings what no row tells of is another one; who types it is told."""
+    tier = "{capacity_gib: 1}"
+    Path("mine.yaml").write_text(
+        f"instances: {{gpu: {{hbm_gib: 1}}}}\ntiers: {{dram: {tier}, nvme: {tier}}}\n"
+        "variants: {plain: {}, next: {tiers.prefetch: next-in-session}, "
+        "arc: {tiers.hbm_eviction: arc}}\n"
+    )
+    trace = "workload.trace=datasets/mooncake_sample.jsonl"
+    words = ["mine.yaml", "--set", trace, "--set", "workload.requests=30"]
+    found = sim(capsys, *words)
+    assert "tiers.prefetch" in found["left_out"]
+    assert [each["name"] for each in found["variants"]] == ["plain", "arc"]
+    assert [each["name"] for each in found["variants"][0]["same"]] == ["next"]
+    assert main(["sim", *words]) == 0
+    assert "not run   next: nothing reads how it differs from variant 1" in capsys.readouterr().out
+    assert main(["sim", "pd-ratio", "--set", trace, "--set", "tiers.prefetch=next-in-session",
+                 "--set", "tiers.prefetch_into=hbm"]) == 2  # fmt: skip
+    assert "so that nobody knows of a next turn" in capsys.readouterr().err
+
+
 def test_a_trace_is_asked_whole_unless_a_limit_is_set_and_the_limit_is_said(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
