@@ -406,8 +406,7 @@ def _service(variants: Sequence[SimVariant]) -> Table:
         variants,
         {
             ShownColumn("requests"): label,
-            **_counts("requests", counts),
-            **_measured(rates),
+            **_measured({n: Measure(path=f"requests.{n}", label=n) for n in counts} | rates),
         },
         title="Requests and instances",
     )

@@ -446,6 +446,11 @@ def test_the_summary_has_a_row_for_each_variant_in_each_table() -> None:
     assert lines[hits + 1].split()[2:6] == ["50", "10", "60", "70"]
     assert lines[0].startswith("Simulation by hand: VIRTUAL TIME. Verdict: best by goodput")
     assert "  ! the window is short" in lines
+    made = document()
+    made["kv_cache"]["variants"][0]["numbers"]["requests.preemptions"] = {
+        "values": [20, 30, 40], "mean": 30, "interval": {"low": 5, "high": 55}
+    }  # fmt: skip
+    assert " 30±25 " in summary(made), "counts of seeds have their interval too"
     assert "rejected in variant 1  1 queue full" in lines
     assert max(map(len, lines[1:])) < 180
 
