@@ -45,6 +45,7 @@ _VERIFY, _STALLS = "tests/integration/test_verify.py", "tests/integration/test_s
 _MEANWHILE, _SERIES = "tests/integration/test_meanwhile.py", "tests/integration/test_trials.py"
 _RANKS, _TRIALS = "tests/unit/test_merged_ranks.py", "tests/unit/test_trials.py"
 _FORMS, _GUEST = "tests/unit/test_view_forms.py", "tests/integration/test_guest.py"
+_TREE = "tests/integration/test_submission_tree.py"
 WAYS = [
     *(Way(what, rules, f"{_STACK}::{name}", Origin.REVIEW) for what, rules, name in (
         ("loop device without direct I/O", "V27", "test_a_loop_device_without_direct_io_is_named"),
@@ -195,6 +196,10 @@ WAYS = [
     *(Way(what, rules, f"{_SERIES}::{name}", Origin.OWN) for what, rules, name in (
         ("the same, its verdict forged and resealed", "verify",
          "test_a_series_whose_worst_trial_was_left_out_is_named_whatever_was_made_of_it"),
+    )),
+    *(Way(what, rules, f"{_TREE}::{name}", Origin.OWN) for what, rules, name in (
+        ("best trial of an MLPerf sequence copied over the others, resealed", "duplicate",
+         "test_a_trial_that_is_copied_over_another_is_told_by_its_times"),
     )),
     *(Way(what, rules, f"{_FORMS}::{name}", Origin.REVIEW) for what, rules, name in (
         ("threshold that was moved", "threshold",

@@ -104,6 +104,14 @@ def short(tree: Tree) -> set[str]:
     return {found.rule for found in check_tree(tree) if found.status is Status.INVALID}
 
 
+def take_longer(document: Document, ns: int) -> None:
+    """Storage takes so much longer: no two runs take as long, to the nanosecond."""
+    for row in document["kv_cache"]["operations"]:
+        for what in ("device", "total"):
+            if row["tier"] == "storage" and row["operations"]:
+                row[f"histogram_{what}"]["sum"] += ns
+
+
 @cache
 def as_rank(base: bytes, option: int, trial: int, rank: int, ranks: int) -> bytes:
     """The result as if it were of that option, and 300 s had been wanted."""
@@ -121,6 +129,7 @@ def as_rank(base: bytes, option: int, trial: int, rank: int, ranks: int) -> byte
     own["rank"] = {"rank": rank, "ranks": ranks, "on_machine": ranks, "source": "PMI_RANK"}
     own["started_utc"] = f"2026-07-01T12:{10 * option + trial:02}:00+00:00"
     own["not_submittable"] = []
+    take_longer(document, 100 * option + 10 * trial + rank)
     own["environment"] |= {"hostname": "node", "same_filesystem": False}
     return as_json(derived(document))
 

@@ -7,6 +7,7 @@ that follow from each other. Of everything else one flaw is reported, by name.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,6 +85,7 @@ class RankResult:
     storage: Json = field(repr=False)  # the store of the storage tier
     fsync: str
     fingerprint: str
+    times_sha256: str | None  # of how long each operation of storage took
 
     @property
     def ended_utc(self) -> str:
@@ -178,14 +180,15 @@ def _unfinished(document: Json, section: Json) -> str | None:
 def _result(spot: Spot, name: str, document: Json) -> RankResult:
     """Return what is used of a document that follows from its counts. Raises MisshapenError."""
     run, verdict, summary = read_run(document), judged_again(document), document["summary"]
-    facts = run.facts
+    facts, histograms = run.facts, _histograms(run)
     storage = facts.tiers.get("storage")
     return RankResult(
         spot=spot,
         path=name,
         figures={key: number_at(summary, where) for key, where in READ.items()},
         storage_entries=summary["cache_stats"]["storage_entries"],
-        histograms=_histograms(run),
+        histograms=histograms,
+        times_sha256=_times_sha256(histograms),
         config=dict(flat(facts.config)),
         environment=facts.environment,
         mpi=facts.rank,
@@ -200,6 +203,15 @@ def _result(spot: Spot, name: str, document: Json) -> RankResult:
         fsync=str(facts.semantics.get("fsync")),
         fingerprint=fingerprint(document) or "",
     )
+
+
+def _times_sha256(histograms: Mapping[str, Json]) -> str | None:
+    """Return what no two runs have in common: the digest of how long storage took; None where it
+    did nothing."""
+    both = {name: histograms[name] for name in (f"device_{kind}" for kind in KINDS)}
+    if not any(histogram["count"] for histogram in both.values()):
+        return None
+    return sha256(as_json(both)).hexdigest()
 
 
 def _histograms(run: CountedRun) -> dict[str, Json]:

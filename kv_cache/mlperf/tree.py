@@ -244,11 +244,17 @@ def _twice(
             message = f"has {len(files)} results ({names}), and a launcher reads any of them"
             yield Flaw(DUPLICATE, spot.option, str(spot), message)
     first: dict[str, RankResult] = {}
+    timed: dict[str, RankResult] = {}
     for result in ranks:
-        other = first.setdefault(result.fingerprint, result)
+        other, message = first.setdefault(result.fingerprint, result), "is the result {} again"
+        if other is result and result.times_sha256:
+            other = timed.setdefault(result.times_sha256, result)
+            message = (
+                "has each time of storage to the nanosecond as {} has it: it is that run again"
+            )
         if other is not result:
             for option in {result.spot.option, other.spot.option}:
-                yield Flaw(DUPLICATE, option, result.path, f"is the result {other.path} again")
+                yield Flaw(DUPLICATE, option, result.path, message.format(other.path))
         if result.mpi.rank != result.spot.rank:
             message = f"is the result of rank {result.mpi.rank}, in the place of {result.spot.rank}"
             yield Flaw(DUPLICATE, result.spot.option, result.path, message)

@@ -54,11 +54,13 @@ from tests.submission import (
     Edit,
     Made,
     consistent,
+    derived,
     launched,
     make,
     real_result,
     resealed,
     short,
+    take_longer,
 )
 
 Json = Mapping[str, Any]
@@ -311,14 +313,12 @@ def of_another_job(made: Made) -> None:
 def one_rank_too_many(made: Made) -> None:
     path = made.file(2, 1, 2)
     path.parent.mkdir()
-    shutil.copy(made.file(2, 1, 1), path)
-
-    def change(document: Document) -> None:
-        document["kv_cache"]["rank"]["rank"] = 2
-        own = document["kv_cache"]
-        own["seed"] = document["seed"] = own["config"]["run"]["seed"] = 44
-
-    edited(path, change)
+    document = orjson.loads(made.file(2, 1, 1).read_bytes())
+    own = document["kv_cache"]
+    own["rank"]["rank"] = 2
+    own["seed"] = document["seed"] = own["config"]["run"]["seed"] = 44
+    take_longer(document, 1)
+    path.write_bytes(as_json(derived(document)))
 
 
 def without_storage(made: Made) -> None:
@@ -369,6 +369,19 @@ def test_one_bad_rank_makes_its_option_invalid_by_name_and_no_other(
     launchers = run_summary(tree, STAMP)["options"]["2"]
     assert launchers["partial_failure"]
     assert launchers["aggregated_read_bandwidth_gbps"] is None
+
+
+def test_a_trial_that_is_copied_over_another_is_told_by_its_times(made: Made) -> None:
+    def change(document: Document) -> None:
+        document["kv_cache"]["started_utc"] = "2026-07-01T12:59:00+00:00"
+
+    shutil.copy(made.file(2, 0, 1), made.file(2, 1, 1))
+    edited(made.file(2, 1, 1), change)
+    made.seal()
+    told = [str(flaw) for flaw in made.tree().flaws]
+    assert told
+    assert all(flaw.startswith("duplicate: option_2/trial_1/rank_1") for flaw in told)
+    assert not summarize(made.tree())["options"]["2"]["valid"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link to itself"])
