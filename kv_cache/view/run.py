@@ -125,10 +125,11 @@ def _precision(section: Json) -> str:
         for name in ("share", "half_width", "value", "interval.low", "interval.high", "bound_s")
     )
     wanted = f"Wanted was {reach_text(share)} of the {figure}"
+    window_s = number_at(section, "window_s")
     end = (
         ""
-        if value_at(section, "precision.stopped") or bound_s is None
-        else (f" at the bound of {figures(bound_s)} s")
+        if value_at(section, "precision.stopped") or bound_s is None or (window_s or 0) < bound_s
+        else f" at the bound of {figures(bound_s)} s"
     )
     if half is None:
         return f"{wanted}, and it has no interval{end}. "

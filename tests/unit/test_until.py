@@ -265,6 +265,13 @@ def test_a_run_that_does_not_become_sure_ends_at_its_bound_and_says_how_wide_it_
     assert "at the bound of 30 s" in ran.out
 
 
+def test_a_run_that_ends_before_its_bound_is_not_said_to_be_at_it(tmp_path: Path) -> None:
+    ran = small(tmp_path, *STEADY, "--until=0.01%", "--duration=300", "--max-requests=200")
+    assert ran.own["window_s"] < 300
+    assert "Wanted was ±0.01 % of the headline, and it " in ran.out
+    assert "bound" not in ran.out
+
+
 def test_a_run_ends_when_a_percentile_is_sure_and_verify_derives_its_interval(
     tmp_path: Path,
 ) -> None:
