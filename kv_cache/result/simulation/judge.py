@@ -230,6 +230,8 @@ def _why_no_pairs(
         has = "has" if len(without) == 1 else "have"
         where = " in each of 20 stretches or more: ask more of the trace" if traced else ""
         return f"{_list(without)} {has} too few values of it{where}"
+    if traced and len({v["scenario"]["workload"].get("trace") for v in variants}) > 1:
+        return "the variants ask by different traces, so that their stretches are no pairs"
     if traced and len({len(values) for values in pairs}) > 1:
         return "the variants ask different parts of the trace"
     return None
