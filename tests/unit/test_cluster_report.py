@@ -282,17 +282,22 @@ def test_stretches_that_drift_are_too_few_to_tell_anything() -> None:
     assert "too few of the 20 are independent; ask more of it" in found["message"]
 
 
-def test_stretches_of_different_traces_are_no_pairs() -> None:
+@pytest.mark.parametrize(
+    ("of_each", "why"),
+    [
+        ([{"trace": "a.jsonl"}, {"trace": "b.jsonl"}], "the variants ask by different traces"),
+        ([{"requests": 200}, {"requests": 400}], "the variants ask different parts of the trace"),
+    ],
+)
+def test_stretches_of_different_rows_are_no_pairs(of_each: list[dict[str, Any]], why: str) -> None:
     made = document(slower=(1.0, 1.0), promised=False, requests=2000)["kv_cache"]["variants"]
-    for variant, trace in zip(made, ("a.jsonl", "b.jsonl"), strict=True):
-        variant["scenario"] = {"workload": {"source": "trace", "trace": trace}}
+    for least, variant, work in zip((100.0, 300.0), made, of_each, strict=True):
+        variant["scenario"] = {"workload": {"source": "trace", **work}}
         for run in variant["runs"]:
-            run["stretches"] = {P95: [100.0 + number for number in range(20)]}
-            if trace == "b.jsonl":
-                run["stretches"] = {P95: [300.0 + number for number in range(20)]}
-    found = verdict(made, ["workload.trace"])
+            run["stretches"] = {P95: [least + number for number in range(20)]}
+    found = verdict(made, ["workload"])
     assert found["best"] is None
-    assert "the variants ask by different traces" in found["message"]
+    assert why in found["message"]
 
 
 def test_a_trace_that_is_too_short_for_stretches_has_no_verdict() -> None:

@@ -230,11 +230,19 @@ def _why_no_pairs(
         has = "has" if len(without) == 1 else "have"
         where = " in each of 20 stretches or more: ask more of the trace" if traced else ""
         return f"{_list(without)} {has} too few values of it{where}"
-    if traced and len({v["scenario"]["workload"].get("trace") for v in variants}) > 1:
+    if not traced:
+        return None
+    works = [variant["scenario"]["workload"] for variant in variants]
+    if len({work.get("trace") for work in works}) > 1:
         return "the variants ask by different traces, so that their stretches are no pairs"
-    if traced and len({len(values) for values in pairs}) > 1:
+    parts = {tuple(work.get(name) for name in _ROWS) for work in works}
+    if len(parts) > 1 or len({len(values) for values in pairs}) > 1:
         return "the variants ask different parts of the trace"
     return None
+
+
+_ROWS = ("requests", "warmup_requests", "include_failed_rows", "skip_bad_rows", "trace_format")
+"""Options that say which rows of a trace are asked, and counted."""
 
 
 def _finding(
