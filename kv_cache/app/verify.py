@@ -16,9 +16,10 @@ from kv_cache.config.schema import opt
 from kv_cache.core.errors import UsageError, os_reason
 from kv_cache.core.text import as_json, printable
 from kv_cache.files.reading import RESULT_FILE, parsed, result_bytes
+from kv_cache.result.capacity import recheck_capacity
 from kv_cache.result.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
 from kv_cache.result.derive import SCHEMA
-from kv_cache.result.kinds import TRIALS
+from kv_cache.result.kinds import CAPACITY, TRIALS
 from kv_cache.result.metrics import Json
 from kv_cache.result.published import RANKS
 from kv_cache.result.ranks import recheck_ranks
@@ -119,6 +120,8 @@ def _verify_chain(
         parts = {name: file.parent / name for name in named}
         read = {name: _document(result_bytes(path), path) for name, path in parts.items()}
         deviations = again(document, read, digests)
+    if document[SECTION].get("schema") == CAPACITY:
+        deviations = recheck_capacity(document)
     return ChainVerification(
         path=file,
         document=document,

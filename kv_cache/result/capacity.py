@@ -1,6 +1,7 @@
 """The result of a capacity search: the answer, its interval, the curve, and what limited it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
@@ -30,6 +31,7 @@ from kv_cache.metrics.summary import Flows, per_second, total_bytes
 from kv_cache.metrics.window import Window
 from kv_cache.result import kinds
 from kv_cache.result.chain import seal
+from kv_cache.result.difference import differences
 from kv_cache.result.model import model_section
 from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
 from kv_cache.result.run import SECTION
@@ -266,14 +268,6 @@ def capacity_document(
     rows = [probe.row for probe in probes]
     at_answer = [rows[number] for number in answer.steps]
     limited = _limited(answer, probes)
-    bend = knee(
-        CurvePoint(
-            load=row["load"],
-            throughput_per_s=row["completed_per_s"],
-            response_ns=(row["response_ms"]["mean"] or 0) * NS_PER_MS,
-        )
-        for row in rows
-    )
     real = not config.run.virtual_time
     section = {
         "schema": SCHEMA,
@@ -298,19 +292,10 @@ def capacity_document(
             "reason": answer.reason,
             "probes": [row["probe"] for row in at_answer],
             "seconds_to_narrow": answer.seconds_to_narrow,
-            "requests_per_s": _mean(at_answer, "offered_per_s"),
-            "output_tokens_per_s": _mean(at_answer, "output_tokens_per_s"),
-            "storage_read_bytes_per_s": _mean(at_answer, "storage_read_bytes_per_s"),
-            "storage_write_bytes_per_s": _mean(at_answer, "storage_write_bytes_per_s"),
-            "goodput_per_s": {
-                qos.value: _mean([row["classes"][qos.value] for row in at_answer], "goodput_per_s")
-                for qos in Qos
-                if at_answer and at_answer[0]["classes"][qos.value]["goodput_per_s"] is not None
-            },
-            "users_by_class": _users_at(answer, at_answer),
+            **_of_answer(answer.load, at_answer),
         },
         "limited_by": None if limited is None else {"what": limited.by.value, "why": limited.why},
-        "knee": None if bend is None else {"load": bend.load, "power": bend.power},
+        "knee": _knee(rows),
         **_verdict(answer, slos, probes, interrupted, death),
         "probes": rows,
         "model": model_section(model, workload or {}),
@@ -479,9 +464,63 @@ def _class(
     }
 
 
-def _users_at(answer: CapacityAnswer, rows: Sequence[Mapping[str, Any]]) -> Any:
+def _of_answer(load: float, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is said of an answer by the probes that decided it."""
+    return {
+        "requests_per_s": _mean(rows, "offered_per_s"),
+        "output_tokens_per_s": _mean(rows, "output_tokens_per_s"),
+        "storage_read_bytes_per_s": _mean(rows, "storage_read_bytes_per_s"),
+        "storage_write_bytes_per_s": _mean(rows, "storage_write_bytes_per_s"),
+        "goodput_per_s": {
+            qos.value: _mean([row["classes"][qos.value] for row in rows], "goodput_per_s")
+            for qos in Qos
+            if rows and rows[0]["classes"][qos.value]["goodput_per_s"] is not None
+        },
+        "users_by_class": _users_at(load, rows),
+    }
+
+
+def _knee(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None] | None:
+    bend = knee(
+        CurvePoint(
+            load=row["load"],
+            throughput_per_s=row["completed_per_s"],
+            response_ns=(row["response_ms"]["mean"] or 0) * NS_PER_MS,
+        )
+        for row in rows
+    )
+    return None if bend is None else {"load": bend.load, "power": bend.power}
+
+
+def recheck_capacity(document: Mapping[str, Any]) -> list[str]:
+    """Return what in the answer of a search does not follow from its probes, one sentence each.
+    Which load answers is not searched again: it must be one that was tried, or between two."""
+    try:
+        return list(_unlike_its_probes(document[SECTION]))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return ["kv_cache.answer or kv_cache.probes lacks what every search has"]
+
+
+def _unlike_its_probes(section: Mapping[str, Any]) -> Iterator[str]:
+    answer, rows = section["answer"], section["probes"]
+    of_number = {row["probe"]: row for row in rows}
+    at_answer = [of_number[number] for number in answer["probes"]]
+    load, low, high = answer["load"], answer["low"], answer["high"]
+    again = {**answer, **_of_answer(load, at_answer)}
+    stored = {"answer": answer, "knee": section["knee"]}
+    for difference in differences(
+        {SECTION: stored}, {SECTION: {"answer": again, "knee": _knee(rows)}}
+    ):
+        yield difference.message("the table of probes")
+    if load > max((row["load"] for row in rows), default=0):
+        yield f"kv_cache.answer.load says {load:g}, above each load that was tried"
+    if load and not (low or 0) <= load <= (inf if high is None else high):
+        yield f"kv_cache.answer.load says {load:g}, outside its own interval, {low:g} to {high:g}"
+
+
+def _users_at(load: float, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return how many users of each class were there, of the probe nearest to the answer."""
-    nearest = min(rows, key=lambda row: abs(row["load"] - answer.load), default=None)
+    nearest = min(rows, key=lambda row: abs(row["load"] - load), default=None)
     return None if nearest is None else nearest["users_by_class"]
 
 

@@ -3,6 +3,7 @@ evidence is worth."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from kv_cache.result.kinds import CAPACITY
 from kv_cache.result.verification import (
     ChainVerification,
     RanksVerification,
@@ -87,6 +88,9 @@ def _chain_rows(verification: ChainVerification) -> Rows:
     yield from _flaws(verification)
     if verification.derived:
         yield "numbers", "are derived again from those files"
+        return
+    if verification.schema == CAPACITY:
+        yield "numbers", "of answer and knee are derived again from the probes; its load is not"
         return
     again = (words for kind, words in _AGAIN.items() if verification.schema.startswith(kind))
     words = next(again, "verify the results of single runs")

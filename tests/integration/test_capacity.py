@@ -13,7 +13,10 @@ import pytest
 
 from kv_cache.cli import main
 from kv_cache.core.format import figures
+from kv_cache.core.text import as_json
 from kv_cache.core.units import GIB
+from kv_cache.result.capacity import recheck_capacity
+from kv_cache.result.chain import seal
 from tests.cli import Ran, anything, finish, prepare, run, start
 from tests.passports import answer_names
 
@@ -46,6 +49,7 @@ def found(ran: Ran) -> Any:
     assert ran.code == 0, ran.err
     assert "Traceback" not in ran.err
     own = ran.own
+    assert recheck_capacity(ran.result) == []
     assert own["schema"] == "kv-cache-capacity/2"
     assert own["status"] == "finished"
     answer_names(own, **({"V26": "invalid"} if own["driver"] == "virtual-time" else {}))
@@ -129,6 +133,29 @@ def test_the_same_seed_gives_the_same_answer_and_probes(tmp_path: Path, short: A
     theirs = {"environment", "passport", "chain"}
     assert own.keys() == short.keys()
     assert [n for n in own.keys() - theirs if own[n] != short[n]] == []
+
+
+EDITS = {
+    "a rate of the answer": ({"requests_per_s": 1e6}, "answer.requests_per_s says 1000000.0"),
+    "a load that was never tried": ({"load": 1e4, "high": None}, "above each load that was tried"),
+    "a load outside its interval": ({"low": 0.0, "high": 1.0}, "outside its own interval"),
+    "probes that are not there": ({"probes": [77]}, "lacks what every search has"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_answer_that_does_not_follow_from_its_probes_is_told_though_the_hashes_fit(
+    edit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = capacity(tmp_path, SLO, *QUEUE, *SHORT)
+    assert main(["verify", str(tmp_path / "R.json")]) == 0
+    capsys.readouterr()
+    changed, words = EDITS[edit]
+    ran.own["answer"].update(changed)
+    del ran.own["chain"]
+    (tmp_path / "R.json").write_bytes(as_json(seal(ran.result, {})))
+    assert main(["verify", str(tmp_path / "R.json")]) == 2
+    assert words in capsys.readouterr().out
 
 
 def test_another_seed_asks_for_other_things(tmp_path: Path, short: Any) -> None:
