@@ -103,11 +103,19 @@ def is_an_extension(name: str) -> bool:
     return bool(colon and attribute and module.replace(".", "").replace("_", "a").isidentifier())
 
 
-def a_callable(value: Any) -> Any:
-    """Adapt: a class or factory is taken as it is. Raises TypeError."""
-    if not callable(value):
-        raise TypeError(f"{value!r} cannot be called")
-    return value
+def makes(*methods: str) -> Callable[[Any], Any]:
+    """Return what adapts: a factory is taken as it is, a class if it has these methods. It raises
+    TypeError."""
+
+    def adapt(value: Any) -> Any:
+        if not callable(value):
+            raise TypeError(f"{value!r} cannot be called")
+        missing = [name for name in methods if not hasattr(value, name)]
+        if isinstance(value, type) and missing:
+            raise TypeError(f"it has no {', '.join(missing)}")
+        return value
+
+    return adapt
 
 
 def an_instance(value: Any) -> Any:

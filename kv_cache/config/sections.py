@@ -11,7 +11,7 @@ from kv_cache.config.schema import opt
 from kv_cache.core.kinds import RunMode
 from kv_cache.core.model import DTYPE_BITS
 from kv_cache.core.units import gib_to_bytes, whole_pages
-from kv_cache.extensions import Catalogue, a_callable
+from kv_cache.extensions import Catalogue, makes
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 
@@ -22,7 +22,7 @@ LAYER, BLOCK, TURN = "layer", "block", "turn"
 _ENGINES = Catalogue(
     "kv_cache.engines",
     dict.fromkeys(("auto", "direct", "mmap", "buffered", "uring")),
-    a_callable,
+    makes("region"),
 )
 
 

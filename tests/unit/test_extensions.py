@@ -10,7 +10,7 @@ import pytest
 from kv_cache import load_config, run
 from kv_cache.cli import main
 from kv_cache.core.errors import ConfigError
-from kv_cache.extensions import Catalogue, a_callable
+from kv_cache.extensions import Catalogue, makes
 from kv_cache.policy.admission import ADMISSION
 from kv_cache.policy.eviction import EVICTION, Eviction
 from kv_cache.policy.eviction.lru import Lru
@@ -66,6 +66,7 @@ def test_a_run_evicts_by_a_policy_of_the_users_own(example: Path) -> None:
         ("mru:Nothing", "cannot be imported"),
         ("nowhere_at_all:X", "cannot be imported"),
         ("mru:__doc__", "cannot be called"),
+        ("builtins:int", "it has no insert, hit, remove, victims"),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_the_run(
@@ -84,7 +85,7 @@ def test_reading_a_configuration_imports_nothing(example: Path) -> None:
 
 
 def test_an_entry_point_has_a_plain_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    catalogue: Catalogue[Any] = Catalogue("kv_cache.eviction", {"ours": Lru}, a_callable)
+    catalogue: Catalogue[Any] = Catalogue("kv_cache.eviction", {"ours": Lru}, makes())
     point = EntryPoint("theirs", "kv_cache.policy.eviction.fifo:Fifo", "kv_cache.eviction")
     monkeypatch.setattr("kv_cache.extensions.entry_points", lambda group: [point])
     assert list(catalogue) == ["ours", "theirs"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kv_cache.extensions import Catalogue, a_callable
+from kv_cache.extensions import Catalogue, makes
 from kv_cache.policy.admission.always import Always
 from kv_cache.policy.admission.base import Admission, AdmissionRules, Candidate
 from kv_cache.policy.admission.depth import Depth
@@ -21,7 +21,7 @@ ADMISSION: Catalogue[MakeAdmission] = Catalogue(
         "frequency": Frequency,
         "depth": Depth,
     },
-    a_callable,
+    makes("refusal"),
 )
 
 __all__ = ["ADMISSION", "Admission", "AdmissionRules", "Candidate", "MakeAdmission"]

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable
 
-from kv_cache.extensions import Catalogue, a_callable
+from kv_cache.extensions import Catalogue, makes
 from kv_cache.policy.eviction.arc import Arc
 from kv_cache.policy.eviction.base import Eviction, Item
 from kv_cache.policy.eviction.clock import Clock
@@ -47,7 +47,7 @@ EVICTION: Catalogue[MakeEviction] = Catalogue(
         "leaf-first": LeafFirst,
         "learned": Learned,
     },
-    a_callable,
+    makes("insert", "hit", "remove", "victims"),
 )
 
 __all__ = ["EVICTION", "Eviction", "Item", "MakeEviction"]

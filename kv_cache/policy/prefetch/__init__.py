@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kv_cache.extensions import Catalogue, a_callable
+from kv_cache.extensions import Catalogue, makes
 from kv_cache.policy.prefetch.base import Prefetch, PrefetchRules
 from kv_cache.policy.prefetch.next_in_session import NextInSession
 from kv_cache.policy.prefetch.none import Nothing
@@ -17,7 +17,7 @@ PREFETCH: Catalogue[MakePrefetch] = Catalogue(
         "next-in-session": NextInSession,
         "successor": Successor,
     },
-    a_callable,
+    makes("wanted_after"),
 )
 
 __all__ = ["PREFETCH", "MakePrefetch", "Prefetch", "PrefetchRules"]

@@ -19,7 +19,7 @@ import numpy as np
 
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import KIB, PAGE_BYTES, SECTOR_BYTES
-from kv_cache.extensions import Catalogue, a_callable
+from kv_cache.extensions import Catalogue, makes
 from kv_cache.tiers.base import RINGS, Capability, Span, reason_of
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme.uring import UringRegion, uring_missing
@@ -213,7 +213,7 @@ class Uring:
 ENGINES: Catalogue[Callable[[], Engine]] = Catalogue(
     "kv_cache.engines",
     {"direct": Direct, "mmap": Mmap, "buffered": Buffered, "uring": Uring},
-    a_callable,
+    makes("region"),
 )
 
 
