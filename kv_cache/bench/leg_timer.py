@@ -1,6 +1,6 @@
 """What one side of an operation took: its calls, and when."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.probes.pagecache import SampledPages
@@ -48,6 +48,12 @@ class LegTimer:
         """The first call of the leg begins."""
         self.begin()
         self.started_ns = self._last_ns
+
+    def placed(self, steps: Sequence[MetadataStep]) -> None:
+        """Its place was taken by these steps just before: they are the first of its device time."""
+        self.steps = tuple(steps)
+        self.device_ns = sum(step.duration_ns for step in steps)
+        self.started_ns = self._last_ns - self.device_ns
 
     def begin(self) -> None:
         self._last_ns, self._outside = self._clock.now_ns(), None

@@ -440,7 +440,8 @@ class Mover:
             return batched
         timer.engine = one.place.engine
         if isinstance(one.place, Place):
-            batched.place, timer.steps = one.place, tuple(one.place.steps)
+            batched.place = one.place
+            timer.placed(one.place.steps)
         else:
             batched.names = one.place
         self._batches.tell(batched, one.rows)

@@ -92,8 +92,8 @@ class UnderWay:
         rows: Iterable[tuple[Piece, Moved]],
     ) -> tuple[Leg, StoreError | None]:
         timer = LegTimer(self._clock, StoreCalls(), op.cause, ref.tier, kind)
-        timer.engine, timer.steps = engine, tuple(steps)
-        timer.device_ns = sum(step.duration_ns for step in steps)
+        timer.engine = engine
+        timer.placed(steps)
         one = Batched(op, ref, timer)
         self._batches.tell(one, rows)
         return timer.leg(ref.nbytes), one.error

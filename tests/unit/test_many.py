@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from operator import sub
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,14 +20,15 @@ from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.bench.transfer import Mover, Verify, native_batches
 from kv_cache.core.block import content_key
-from kv_cache.core.effect import CopyRef, Delete, Move, OpDone, Read, Write
+from kv_cache.core.effect import CopyRef, Delete, MetadataStep, Move, OpDone, Read, Write
+from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.ops_done import OpsDone, each_of
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import KIB, MIB, PAGE_BYTES
+from kv_cache.core.units import KIB, MIB, NS_PER_S, PAGE_BYTES
 from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.tiers import native
-from kv_cache.tiers.base import Capability, Place, Span, Store
+from kv_cache.tiers.base import Capability, Names, Place, PlacedStore, Span, Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.native import ROW, AbortFlag
@@ -321,6 +322,32 @@ def test_objects_in_pieces_are_told_with_all_of_their_calls(single: Rig) -> None
         assert all(each.ok for each in done)
         assert max(len(each.legs[0].chunks) for each in done) > 1
         assert all(sum(c.nbytes for c in each.legs[0].chunks) == 32 * PAGE_BYTES for each in done)
+
+
+def test_the_room_of_an_object_that_is_told_alone_is_a_part_of_its_device_time(
+    single: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects in pieces, and writes and moves that are cut off; room takes a second."""
+    small = copies(0, *([8] * 128))
+    single.write(*small)
+    single.delete(*small[::2])
+    find = cast("PlacedStore", single.store).places
+
+    def slowly(refs: Sequence[CopyRef], *, writes: bool) -> list[Place | Names | StoreError]:
+        steps = (MetadataStep("allocate", NS_PER_S),)
+        places = find(refs, writes=writes)
+        return [p._replace(steps=steps) if isinstance(p, Place) and writes else p for p in places]
+
+    monkeypatch.setattr(single.store, "places", slowly)
+    above = [ref._replace(tier=Tier.CPU) for ref in copies(2000, *([8] * 6))]
+    single.write(*above)
+    done = single.write(*copies(1000, *([32] * 8)))
+    assert max(len(each.legs[0].chunks) for each in done) > 1
+    single.abort.set()
+    done += single.write(*copies(3000, *([8] * 6))) + single.mover.perform_all(single.moves(*above))
+    for leg in (each.legs[-1] for each in done):
+        assert leg.device_ns >= NS_PER_S
+        assert leg.finished_ns - leg.started_ns >= leg.device_ns
 
 
 def test_pages_are_looked_at_of_every_nth_read(sampling: Rig) -> None:
