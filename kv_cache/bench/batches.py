@@ -305,9 +305,10 @@ class BatchMover:
             yield Piece(number, does, fd, at, length, address + begin, *bases)
 
     def _calls(self, moved: Moved) -> tuple[int, int, int]:
-        """Return when the calls of a piece began and ended, and the bytes that count as moved."""
+        """Return when the calls of a piece began and ended, and the bytes that they moved, which
+        may be a part of those of a piece that failed."""
         began_ns, ended_ns = map(self._clock.of_monotonic, (moved.began_ns, moved.ended_ns))
-        return began_ns, ended_ns, moved.nbytes if moved.error in _ALL_MOVED else 0
+        return began_ns, ended_ns, moved.nbytes
 
     def _tell(self, chunk: _Chunk, piece: Piece, moved: Moved, *, writes: bool) -> None:
         """Note what became of one piece of an operation."""

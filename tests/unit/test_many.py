@@ -313,6 +313,21 @@ def test_a_write_that_fails_leaves_nothing_behind(single: Rig) -> None:
     assert {each.error for each in single.read(*more)} == {"vanished"}
 
 
+def test_what_a_call_moved_before_it_failed_is_counted(single: Rig) -> None:
+    """Else the kernel's counters seem to have the bytes of others."""
+    refs = copies(0, *([8] * 5))
+    single.write(*refs)
+    (file,) = single.files
+    os.truncate(file, 36 * PAGE_BYTES)  # in the middle of the last one
+    before = single.pulse.bytes_moved()[0]
+    *whole, cut = single.read(*refs)
+    assert all(each.ok for each in whole)
+    assert (cut.error, [chunk.nbytes for chunk in cut.legs[0].chunks]) == (
+        "truncated", [4 * PAGE_BYTES],
+    )  # fmt: skip
+    assert single.pulse.bytes_moved()[0] - before == 36 * PAGE_BYTES
+
+
 def test_objects_in_pieces_are_told_with_all_of_their_calls(single: Rig) -> None:
     small = copies(0, *([8] * 128))
     single.write(*small)
