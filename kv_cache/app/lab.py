@@ -284,6 +284,7 @@ def _scales(text: str) -> Sequence[float]:
         scales = []
     if not scales or not all(0 < each <= 1000 for each in scales):
         raise ConfigError(f"--tier-scales is {text!r}; give factors above 0, as 1,0.5,0.25")
+    _once([str(each) for each in scales], "--tier-scales")
     return scales
 
 

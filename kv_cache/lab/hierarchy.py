@@ -1,9 +1,10 @@
 """Several tiers, the fastest first, with a block in one of them at a time: what an access finds,
 how long it waits for it, and what is moved for it.
 
-A block that is asked for is brought to the fastest tier, as is one that is not there and has to be
-computed; what has to leave for it goes one tier down, and is dropped from the last. Each tier has
-a policy of its own. Whoever looks ahead (`Prefetch`) brings blocks up between two requests.
+A block that is asked for is brought to the fastest tier that it fits into, as is one that is not
+there and has to be computed; what has to leave for it goes one tier down, and is dropped from the
+last. Each tier has a policy of its own. Whoever looks ahead (`Prefetch`) brings blocks to the first
+tier between two requests.
 
 There is no clock, so that two times bound what a deployment would see. *Wait*: an access waits for
 its own block alone, and all else happens meanwhile. *Serial*: everything that moves, moves on the
@@ -13,6 +14,8 @@ only cost). What computing a block takes is in neither.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from kv_cache.core.callbacks import ignore
 from kv_cache.lab.accesses import Ints
@@ -111,6 +114,8 @@ class _Hierarchy:
         self._contents = shared.contents
         self._prefetch = prefetch
         unique = shared.accesses.unique
+        fits = [spec.sizes <= spec.room_bytes for spec in tiers]
+        self._home: list[int] = np.argmax(fits, axis=0).tolist()  # the fastest tier for each block
         self._number_of = {key: number for number, key in enumerate(shared.contents.keys)}
         self._where = [_NOWHERE] * unique
         self._copy = [_NOWHERE] * unique
@@ -141,7 +146,7 @@ class _Hierarchy:
         wait_ns = tier.read_ns(tier.sizes[block])
         tier.use.hits += 1
         tier.use.wait_ns += wait_ns
-        if where == _FASTEST:
+        if where == self._home[block]:
             tier.policy.hit(self._copy[block])
             counts.serial_ns += wait_ns
         else:
@@ -150,20 +155,17 @@ class _Hierarchy:
     def _bring_ahead(self, block: int) -> None:
         if self._where[block] <= _FASTEST:  # it is there, or nowhere
             return
-        self._bring(block, ahead=True)
-        if self._where[block] == _FASTEST:
+        if self._home[block] == _FASTEST:
+            self._bring(block, ahead=True)
             self.counts.prefetched += 1
             self._pending.add(block)
 
     def _bring(self, block: int, *, ahead: bool) -> None:
-        """Move a block from the tier where it is to the fastest."""
-        where = self._where[block]
-        if self._tiers[_FASTEST].sizes[block] > self._tiers[_FASTEST].spec.room_bytes:
-            self._tiers[where].policy.hit(self._copy[block])
-            return
+        """Move a block from the tier where it is to the fastest that it fits into."""
+        where, home = self._where[block], self._home[block]
         self._leave(block, evicted=False)
-        self._store(block, _FASTEST, ahead=ahead)
-        self._moved(block, where, _FASTEST, ahead=ahead)
+        self._store(block, home, ahead=ahead)
+        self._moved(block, where, home, ahead=ahead)
 
     def _store(self, block: int, at: int, *, ahead: bool) -> int | None:
         """Put a block into a tier, or the next one that is large enough. Return which one."""

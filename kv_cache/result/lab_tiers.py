@@ -20,8 +20,8 @@ from kv_cache.result.run import SECTION, converted
 SCHEMA = kinds.LAB_TIERS
 
 RULES = {
-    "tiers": "a block is in one tier at a time; what is asked for comes to the fastest, and what "
-    "leaves for it goes one tier down, from the last to nowhere",
+    "tiers": "a block is in one tier at a time; what is asked for comes to the fastest that it "
+    "fits into, and what leaves for it goes one tier down, from the last to nowhere",
     "wait": "an access waits for its own block: latency + bytes / rate of the tier where it is, "
     "and for what widening its bytes takes; all else happens meanwhile",
     "serial": "every access and every move on one clock: both latencies, and the larger size at "

@@ -667,6 +667,7 @@ def test_rows_that_compute_as_much_are_behind_by_what_they_wait(
         (["--tiers", TIERS, "--admission", "second-hit"], "--admission is of one cache"),
         (["--tiers", TIERS, "--prefetch", "sucessor"], "Did you mean 'successor'?"),
         (["--tiers", TIERS, "--tier-scales", "1,0"], "--tier-scales is '1,0'; give factors above"),
+        (["--tiers", TIERS, "--tier-scales", "1,1.0"], "--tier-scales: duplicate 1.0; keep one"),
         (["--prefetch", "successor"], "are of several tiers; give --tiers too"),
     ],
 )  # fmt: skip

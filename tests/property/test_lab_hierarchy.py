@@ -86,6 +86,25 @@ def test_tiers_of_lru_together_are_one_lru(asked: list[int], rooms: list[int]) -
     assert sum(use.hits for use in replayed(accesses, rooms, "lru").tiers) == one.hits
 
 
+def test_a_block_too_large_for_the_first_tier_comes_to_the_next_and_waits_there() -> None:
+    """Two pages each: the second block drives the first one down, which comes up again."""
+    accesses = accesses_of([0, 1, 0, 0, 0], np.full(2, 2 * PAGE, np.int64))
+    counts = replayed(accesses, (1, 2, 8), "lru")
+    assert [use.hits for use in counts.tiers] == [0, 2, 1]
+    assert counts.demand_bytes == 2 * PAGE * 3, "one up, and each block down once"
+    assert counts.serial_ns > sum(use.wait_ns for use in counts.tiers) > 0
+
+
+@examples(20)
+@given(asked=blocks, rooms=rooms)
+def test_a_tier_without_room_for_any_block_changes_nothing(
+    asked: list[int], rooms: list[int]
+) -> None:
+    accesses = of_pages(asked)
+    without, beside = (replayed(accesses, some, "fifo").tiers for some in (rooms, [0, *rooms]))
+    assert [use.hits for use in beside] == [0, *(use.hits for use in without)]
+
+
 def test_who_looks_ahead_waits_less_and_moves_more() -> None:
     """16 pages in a circle over 4 and 12: LRU has always just let the next one go."""
     accesses = of_pages(list(range(16)) * 10)
