@@ -20,7 +20,7 @@ IO = "rchar: 1\nwchar: 2\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_b
 
 
 def stat_of(pid: int, name: str, parent: int, started: int) -> str:
-    return f"{pid} ({name}) S {parent} {' '.join(['0'] * 17)} {started} 0 0\n"
+    return f"{pid} ({name}) S {parent} {' '.join(['0'] * 17)} {started} {' '.join(['0'] * 30)}\n"
 
 
 def process(
