@@ -60,8 +60,7 @@ class PlacedObjects:
         self.cause, self.tier = self.ops[0].cause, self.refs[0].tier
         self.engine = self.places[0].engine
         self._clock = clock
-        self._rows: list[int] = []  # of each object, where its pieces begin
-        self._ends: list[int] = []
+        self._rows: list[tuple[int, int]] = []  # of each object, from where to where
         self._shape: list[int] = []  # what is done by the rows of the object with fewest
         self.table = PieceTable(())
 
@@ -80,8 +79,9 @@ class PlacedObjects:
         beside, writes = does & int(Does.NOWHERE), self.kind is OpKind.WRITE
         slots = range(len(self.refs)) if slots is None else slots
         pieces: list[tuple[int, ...]] = []
+        firsts: list[int] = []
         for number, (ref, place) in enumerate(zip(self.refs, self.places, strict=True)):
-            self._rows.append(len(pieces))
+            firsts.append(len(pieces))
             first = payload.bases(ref, 0)
             at, begin = address + slots[number] * apart, 0
             if room:
@@ -97,14 +97,16 @@ class PlacedObjects:
             if place.sync:
                 pieces += sync_rows(number, place.sync, beside)
         self.table = PieceTable(pieces)
-        self._ends = [*self._rows[1:], len(pieces)]
-        fewest = min(zip(self._rows, self._ends, strict=True), key=lambda at: at[1] - at[0])
+        rows = list(zip(firsts, [*firsts[1:], len(pieces)], strict=True))
+        fewest = min(rows, key=lambda at: at[1] - at[0])
         self._shape = [piece[1] for piece in pieces[slice(*fewest)]]
+        self._rows = rows  # last: other threads look at these first, at any time
 
     def calls(self) -> Iterator[_RowCall]:
         """Yield the calls that threads are in now."""
+        rows = self._rows
         began, *_ = self.table.columns()
-        for first, end in zip(self._rows, self._ends, strict=True):
+        for first, end in rows:
             began_ns = began[first]
             if began_ns and not self.table.are_over(first, end):
                 at_ns = self._clock.of_monotonic(began_ns)
@@ -114,7 +116,7 @@ class PlacedObjects:
         """Return what became of one object; None while it is moved, or before."""
         if not self._rows:
             return None
-        first, end = self._rows[number], self._ends[number]
+        first, end = self._rows[number]
         if not self.table.are_over(first, end):
             return None
         rows = [self.table.row(row) for row in range(first, end)]
@@ -124,6 +126,8 @@ class PlacedObjects:
     def outcome(self) -> tuple[OpsDone | None, list[tuple["AloneAfterAll", ...]]]:
         """Return what became of those that took one call and went well, and the sides of each of
         the others: while the table is worked off, of those that have ended."""
+        if not self._rows:
+            return None, []
         began, ended, host, _, errors = self.table.columns()
         columns, count = (began, ended, host), len(self._shape)
         alike = sum(not does & STEPS for does in self._shape) == 1
@@ -131,7 +135,7 @@ class PlacedObjects:
             return self._went_well(range(len(self.refs)), columns), []
         well: list[int] = []
         others: list[tuple[AloneAfterAll, ...]] = []
-        for number, (first, end) in enumerate(zip(self._rows, self._ends, strict=True)):
+        for number, (first, end) in enumerate(self._rows):
             one = self.alone(number)
             if one is None:
                 continue
@@ -145,7 +149,7 @@ class PlacedObjects:
         """Return operations whose rows have one shape and have all gone well."""
         shape = self._shape
         if len(numbers) * len(shape) != len(columns[0]):  # rows of others are among them
-            rows = [self._rows[number] + at for number in numbers for at in range(len(shape))]
+            rows = [self._rows[number][0] + at for number in numbers for at in range(len(shape))]
             columns = [[column[row] for row in rows] for column in columns]
         began, ended, host = (
             [column[at :: len(shape)] for at in range(len(shape))] for column in columns

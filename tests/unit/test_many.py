@@ -248,6 +248,30 @@ def test_of_moves_that_go_on_those_have_ended_that_are_written(rig: Rig) -> None
     assert [(leg.kind, leg.tier) for _, leg in in_flight] == [(OpKind.WRITE, ops[0].target.tier)]
 
 
+@pytest.mark.parametrize("up", [True, False])
+def test_whoever_looks_while_a_table_is_made_sees_nothing_of_it_yet(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, *, up: bool
+) -> None:
+    """As a thread does whose own call of storage ends after a silence, at any time."""
+    refs = copies(0, *([4] * 6))
+    rig.write(*refs)
+    moves = rig.moves(*refs)
+    if not up:
+        rig.mover.perform_all(moves)
+        moves = rig.moves(*(move.target for move in moves))
+    bases, seen = PAYLOAD.bases, list[object]()
+
+    def bases_and_look(ref: CopyRef, offset: int) -> tuple[int, ...]:
+        seen.extend(rig.pulse.waiting(10**18))
+        ended, in_flight = rig.mover.cut_off()
+        seen.extend([*ended, *in_flight])
+        return bases(ref, offset)
+
+    monkeypatch.setattr(PAYLOAD, "bases", bases_and_look)
+    assert all(each.ok for each in rig.mover.perform_all(moves))
+    assert not seen
+
+
 def test_pages_are_looked_at_of_every_nth_move_up(sampling: Rig) -> None:
     refs = copies(0, *([8] * 12))
     sampling.write(*refs)
