@@ -3,6 +3,7 @@ many capacities. There is no time: nothing is measured and nothing is served."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from msgspec import Struct
@@ -393,12 +394,12 @@ def _trace_document(
 ) -> Document:
     """Raises TraceError and ConfigError."""
     seed = stream.config.run.seed or SEED
-    accesses = gathered(stream.plan())
+    planned_rows = count()
+    accesses = gathered(request for request, _ in zip(stream.plan(), planned_rows, strict=False))
     source = stream.load.source.describe()
     name = source_name(source)
     if stream.survey is not None:
-        rows = stream.survey.rows
-        source = {**source, "asked_rows": min(stream.requests or rows, rows)}
+        source = {**source, "asked_rows": next(planned_rows)}
     if not accesses.lookups:
         raise TraceError(
             f"{name}: no request asks for a block; give --block-tokens, or a trace with longer "

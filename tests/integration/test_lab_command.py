@@ -89,6 +89,18 @@ def test_every_table_has_its_bounds_and_no_policy_is_above_them(
             assert found[policy]["prefix"]["hits"] <= found["unlimited"]["prefix"]["hits"]
 
 
+def test_rows_outside_of_the_window_of_a_trace_are_not_among_those_it_was_asked(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = map(json.loads, Path("mooncake.jsonl").read_text().splitlines())
+    inside = sum(10_000 <= row["timestamp"] < 40_000 for row in rows)
+    assert 0 < inside < 200
+    words = ["lab", "mooncake.jsonl", "--policies", "lru", "--trace-window", "10:40"]
+    for more in ([], ["--requests", "200"]):
+        assert main([*words, *more]) == 0
+        assert f": {inside} of 300 rows," in capsys.readouterr().out
+
+
 def test_the_summary_says_which_rule_is_which_and_its_tables_fit_a_screen(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
