@@ -104,7 +104,7 @@ class LabOptions(SourceOptions):
     )  # fmt: skip
     dequant: Mapping[str, float] = opt(
         {}, "Time for widening one stored byte of a type, yours to know; if not given, it is not "
-        "counted", unit="ns", low=0, flag="--dequant", metavar="TYPE=NS,...",
+        "counted", unit="ns", low=0, high=1e9, flag="--dequant", metavar="TYPE=NS,...",
     )  # fmt: skip
     dequant_source: str | None = opt(
         None, f"Where --dequant is from; if not given, {_UNSOURCED}", flag="--dequant-source",

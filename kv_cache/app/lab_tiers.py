@@ -41,6 +41,7 @@ _MOST_AHEAD = 2
 _FORM = "NAME=ROOM:LATENCY:RATE, as dram=64GiB:1us:80GB/s, and :TYPE where blocks are held so"
 _LATENCY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|ms)")
 _NS = {"ns": 1.0, "us": 1e3, "ms": 1e6}
+_MOST_LATENCY_NS = 3.6e12
 
 
 class PlannedTier(Struct, frozen=True, kw_only=True):
@@ -73,11 +74,14 @@ def tiers_of(text: str, flag: str, held_as: Callable[[str], Residency]) -> list[
         latency = _LATENCY.fullmatch(words[1])
         if latency is None:
             raise ConfigError(f"{flag}: {name} has latency {words[1]!r}; give it as 20us")
+        latency_ns = float(latency[1]) * _NS[latency[2]]
+        if latency_ns > _MOST_LATENCY_NS:
+            raise ConfigError(f"{flag}: {name} has a latency of over an hour; give it as 20us")
         tiers.append(
             PlannedTier(
                 name=name,
                 room=capacities_of(words[0], flag)[0],
-                latency_ns=float(latency[1]) * _NS[latency[2]],
+                latency_ns=latency_ns,
                 bytes_per_s=_rate(words[2], name, flag),
                 residency=held_as(words[3]) if words[3:] else None,
             )

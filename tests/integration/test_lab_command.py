@@ -671,9 +671,11 @@ def test_rows_that_compute_as_much_are_behind_by_what_they_wait(
     [
         (["--tiers", "gpu=1MB:20us"], "'gpu=1MB:20us' is not a tier; give NAME=ROOM:LATENCY:RATE"),
         (["--tiers", "gpu=1MB:20:80MB/s"], "gpu has latency '20'; give it as 20us"),
+        (["--tiers", f"gpu=1MB:{'9' * 310}ms:80MB/s"], "gpu has a latency of over an hour"),
         (["--tiers", "gpu=1MB:20us:80MB"], "gpu has rate '80MB'; give it as 80GB/s"),
         (["--tiers", "gpu=1MB:20us:8%/s"], "gpu has rate '8%/s'; give it as 80GB/s"),
         (["--tiers", "gpu=1MB:20us:8MB/s,gpu=1MB:20us:8MB/s"], "duplicate gpu; keep one"),
+        (["--residency", "int4", "--dequant", "int4=1e300"], "must be a number, 0 to 1000000000"),
         (["--tiers", "gpu=1MB:20us:8MB/s:int5"], "'int5' is not a type"),
         (["--tiers", TIERS, "--capacities", "10%"], "--capacities is of one cache"),
         (["--tiers", TIERS, "--admission", "second-hit"], "--admission is of one cache"),
