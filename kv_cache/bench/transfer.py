@@ -349,15 +349,15 @@ class Mover:
     def _move_placed(self, ops: Sequence[Read | Write | Move]) -> Iterator[OpDone | OpsDone]:
         """Read, write or move copies whose places are found at once. The few whose pages are looked
         at are opened, as they have to be open meanwhile."""
-        looks = None if isinstance(ops[0], Write) else self._page_cache
-        if looks is not None:
-            turns = [looks.is_turn() for _ in ops]
-            yield from self._in_batches_of(list(compress(ops, turns)), sampled=True)
-            ops = [op for op, turn in zip(ops, turns, strict=True) if not turn]
         sizes = [_beginning(op.target, self.share).nbytes for op in ops]
         fit = [nbytes <= self._size for nbytes in sizes]
         yield from self._in_batches_of([op for op, fits in zip(ops, fit, strict=True) if not fits])
         fitting = list(compress(ops, fit))
+        looks = None if isinstance(ops[0], Write) else self._looks_at(ops[0].source)
+        if looks is not None:
+            turns = [looks.is_turn() for _ in fitting]
+            yield from self._in_batches_of(list(compress(fitting, turns)), sampled=True)
+            fitting = [op for op, turn in zip(fitting, turns, strict=True) if not turn]
         if not fitting:
             return
         moves = isinstance(fitting[0], Move)  # each needs memory of its own
@@ -517,7 +517,7 @@ class Mover:
     def _begin(self, one: Batched, *, reads: bool, sampled: bool = False) -> None:
         try:
             if (placed := self._placed.get(one.ref.tier)) and one.ref.nbytes <= self._size:
-                looks = self._page_cache if reads else None
+                looks = self._looks_at(one.ref) if reads else None
                 if sampled or (
                     looks is not None and looks.is_turn()
                 ):  # which is looked at while it is open
@@ -551,10 +551,15 @@ class Mover:
         tap = self._stores[ref.tier].open(ref)
         timer.end_of_names()
         timer.engine = tap.engine
-        looks = self._page_cache if tap.spans and ref.tier is Tier.NVME else None
+        looks = self._looks_at(ref) if tap.spans else None
         if looks is not None and (sampled or looks.is_turn()):
             timer.sampled = looks.before(tap.spans)
         return tap
+
+    def _looks_at(self, ref: CopyRef) -> PageCacheSampler | None:
+        """Return who looks at the pages of loads from a copy's tier; loads from memory take no
+        turns of those from storage."""
+        return self._page_cache if ref.tier is Tier.NVME else None
 
     def _create(self, timer: LegTimer, ref: CopyRef) -> Sink:
         timer.start()

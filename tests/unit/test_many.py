@@ -72,11 +72,12 @@ class Rig:
         self.pulse, self.abort, clock = StoreCalls(), AbortFlag(), MonotonicClock()
         self.pools = BufferPool(2, BUFFER), BufferPool(2, BUFFER)
         self.above = MemoryStore(Tier.CPU, CAPACITY)
+        self.sampler = PageCacheSampler(sampled) if sampled else None
         self.mover = Mover(
             {Tier.NVME: self.store, Tier.CPU: self.above}, PAYLOAD, *self.pools, clock, verify,
             self.abort,
             pulse=self.pulse, batches=native_batches(PAYLOAD, clock, verify, self.abort, 4),
-            page_cache=PageCacheSampler(sampled) if sampled else None,
+            page_cache=self.sampler,
         )  # fmt: skip
 
     def write(self, *refs: CopyRef) -> list[OpDone]:
@@ -278,6 +279,27 @@ def test_pages_are_looked_at_of_every_nth_move_up(sampling: Rig) -> None:
     parts = list(sampling.mover.perform_many(sampling.moves(*refs)))
     assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [8]
     assert all(part.ok for part in parts)
+
+
+def test_loads_from_memory_take_no_turns_of_those_whose_pages_are_looked_at(sampling: Rig) -> None:
+    above = [ref._replace(tier=Tier.CPU) for ref in copies(0, *([8] * 6))]
+    sampling.write(*above)
+    sampling.read(*above[:3])
+    downwards = sampling.moves(*above)
+    for ops in ([Read(ref, Cause.REUSE) for ref in above], downwards):
+        parts = list(sampling.mover.perform_many(ops))
+        assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [6]
+    sampling.mover.perform_all(sampling.moves(*(move.target for move in downwards)))
+    assert sampling.sampler is not None
+    assert sampling.sampler.section()["sampled_objects"] == 2
+
+
+def test_a_load_larger_than_a_buffer_takes_one_turn(sampling: Rig) -> None:
+    refs = copies(0, *([80] * 7))
+    sampling.write(*refs)
+    sampling.read(*refs)
+    assert sampling.sampler is not None
+    assert sampling.sampler.section()["sampled_objects"] == 3  # the first, fourth and seventh
 
 
 def test_what_a_rehearsal_moves_less_is_counted_as_less(rig: Rig) -> None:
