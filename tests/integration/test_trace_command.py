@@ -4,6 +4,7 @@ the real traces."""
 import gzip
 import json
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,18 @@ def test_fitted_users_resemble_conversations(
 def test_a_law_can_be_chosen(here: Path, law: str) -> None:
     config = fitted("burst.csv", f"--law={law}")
     assert {each["law"] for each in config["lengths"].values()} == {law}
+
+
+def test_a_table_of_lengths_has_the_mean_of_the_trace_whose_longest_are_few(here: Path) -> None:
+    """A Pareto law: 10 tokens at the median, 99 at p95, 4,966 the longest."""
+    answers = [round(5 * (2000 / (place + 2)) ** 0.999) for place in range(2000)]
+    rows = (f"{place},ChatGPT,100,{n},{100 + n},API log" for place, n in enumerate(answers))
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    written(Path("few.csv"), [head, *rows])
+    law = fitted("few.csv", "--law=empirical")["lengths"]["output"]
+    sides = zip(pairwise(law["quantiles"]), pairwise(law["values"]), strict=True)
+    mean = sum((b - a) * (low + high) / 2 for (a, b), (low, high) in sides)
+    assert mean == pytest.approx(sum(answers) / len(answers), rel=0.02)
 
 
 def test_a_fit_says_how_far_it_is_off_and_what_it_loses(here: Path) -> None:
