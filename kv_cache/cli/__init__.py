@@ -8,7 +8,13 @@ from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 
-from kv_cache.core.errors import BrokenLawError, NoAnswerError, UsageError, did_you_mean
+from kv_cache.core.errors import (
+    BrokenLawError,
+    NoAnswerError,
+    UsageError,
+    did_you_mean,
+    os_reason,
+)
 from kv_cache.core.exits import Exit
 from kv_cache.installing import NEEDED, missing_hint, stranger_hint
 
@@ -135,6 +141,20 @@ def _open_standard_files() -> None:
             setattr(sys, name, open(fd, "r" if number == 0 else "w"))  # noqa: SIM115
 
 
+def _lost_output() -> str | None:
+    """Return what to say where stdout takes no more, and print nothing there from now on; None
+    where it takes another line: what failed may have left nothing to be flushed."""
+    try:
+        print(flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return (
+            f"standard output takes no more ({os_reason(error)}): what was to be printed is not "
+            "there; free some space, or send it elsewhere"
+        )
+    return None
+
+
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
     from kv_cache.cli.early_signal import end_on_sigint
@@ -169,10 +189,12 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     except (MemoryError, SystemError, OSError, RuntimeError, ImportError) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         hint = missing_hint(missing) if missing in NEEDED else shortage(error)
+        code = Exit.REFUSED
+        if hint is None:
+            hint, code = _lost_output(), Exit.EARLY
         if hint is None:
             raise
         print(f"kv-cache: {hint}", file=sys.stderr)
-        code = Exit.REFUSED
     except KeyboardInterrupt:  # no signal was taken over yet, and a second one may come here
         os._exit(Exit.SIGINT)
     if code == Exit.NO_ANSWER:  # there is a thread that does not end

@@ -253,3 +253,18 @@ def test_a_run_whose_standard_files_are_closed_leaves_its_result(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert verify(VerifyOptions(result=str(tmp_path / "R.json"))).intact
+
+
+@pytest.mark.parametrize("words", [[*SMALL, "--virtual-time", "--output=R.json"], ["config"]])
+def test_where_stdout_takes_no_more_one_sentence_says_so(words: list[str], tmp_path: Path) -> None:
+    prepare(tmp_path)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command(*words), cwd=tmp_path, env=environment(), stdout=full,
+            stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "standard output takes no more (no space left on device)" in done.stderr
+    if "--virtual-time" in words:
+        assert verify(VerifyOptions(result=str(tmp_path / "R.json"))).intact
