@@ -136,12 +136,12 @@ class PlacedObjects:
         well: list[int] = []
         others: list[tuple[AloneAfterAll, ...]] = []
         for number, (first, end) in enumerate(self._rows):
-            one = self.alone(number)
-            if one is None:
+            rows = range(first, end)
+            if not all(ended[row] or (errors[row] and not began[row]) for row in rows):
                 continue
             if alike and end - first == count and not any(errors[first:end]):
                 well.append(number)
-            else:
+            elif (one := self.alone(number)) is not None:
                 others.append((one,))
         return self._went_well(well, columns) if well else None, others
 

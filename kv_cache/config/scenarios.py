@@ -311,12 +311,9 @@ def _taken_out(
         if isinstance(extras[key], Mapping):
             extras[key], varied = _without(extras[key], list(foreign))
             left += varied
-    for path in set(foreign) - {_REQUESTS}:
+    for path in set(foreign) - {"workload.requests"}:
         scale.pop(path, None)
     return tuple(path for path in dict.fromkeys(left) if path not in scale)
-
-
-_REQUESTS = "workload.requests"
 
 
 def _without(table: Mapping[str, Any], paths: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
