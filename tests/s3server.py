@@ -157,8 +157,14 @@ class S3Server:
             left.unlink(missing_ok=True)
 
     def freeze(self) -> None:
+        """Stop every thread: on a busy machine some answer on for a while after the signal."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self.process.pid}/task")
+        while any(
+            (task / "stat").read_text().rpartition(") ")[2][0] != "T" for task in threads.iterdir()
+        ):
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         assert self.process is not None
