@@ -155,7 +155,9 @@ def test_gaps_and_syncs_of_our_threads_are_seen(tmp_path: Path) -> None:
             os.posix_fadvise(fd, 0, 4096, os.POSIX_FADV_DONTNEED)
             assert os.preadv(fd, [bytearray(4096)], 0) == 4096
         os.close(fd)
-        keys = tracer.stop().reference_keys()
+        traced = tracer.stop()
+    assert traced.reason is None
+    keys = traced.reference_keys()
     for name in ("fsync_us", "write_to_fsync_us", "fadvise_to_read_us", "vfs_write_us"):
         assert sum(bucket["count"] for bucket in keys[name]["buckets"]) == 5
         assert keys[name]["raw"]
