@@ -16,7 +16,7 @@ The measured window has no rounds: it is cut into ten segments, which are asked 
 bandwidth and of the backlog.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import fsum, inf, isfinite, sqrt
 from typing import Any, NamedTuple
 
@@ -119,6 +119,7 @@ class Round(Struct, frozen=True, kw_only=True):
 BANDWIDTH = "bytes_per_second"
 LATENCIES = ("read_p95_ms", "write_p95_ms")
 """The variables that rounds are looked at for."""
+_BYTES = dict(zip(LATENCIES, ("read_bytes", "write_bytes"), strict=True))
 
 
 class RoundLimits(Struct, frozen=True, kw_only=True):
@@ -246,9 +247,25 @@ def _looks(rounds: Sequence[Round], limits: RoundLimits) -> dict[str, Steadiness
 def _latency_json(
     rounds: Sequence[Round], name: str, looks: Mapping[str, Steadiness], *, judged: bool
 ) -> dict[str, Any]:
+    """`too_few`: it should be judged, and a round that moved bytes had too few for a p95."""
     if name in looks:
         return {**looks[name].to_json(), "judged": judged}
-    return {"values": [getattr(each, name) for each in rounds[-ROUNDS:]], "judged": False}
+    last = rounds[-ROUNDS:]
+    return {
+        "values": [getattr(each, name) for each in last],
+        "judged": False,
+        "too_few": judged and any(getattr(each, _BYTES[name]) for each in last),
+    }
+
+
+def latencies_not_judged(names: Collection[str]) -> Iterator[str]:
+    """Yield what rounds do not prove in an open loop, where these latencies have `too_few`."""
+    if names:
+        kinds = " and ".join(name.partition("_")[0] + "s" for name in LATENCIES if name in names)
+        yield (
+            f"rounds had too few {kinds} for a p95, and in an open loop the bandwidth is only what "
+            "is asked for; use a longer --round"
+        )
 
 
 # --- the measured window ---------------------------------------------------------------------

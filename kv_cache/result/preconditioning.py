@@ -10,6 +10,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.bounded import Number
 from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.steady import latencies_not_judged
 from kv_cache.result import kinds
 from kv_cache.result.chain import seal
 from kv_cache.result.run import SECTION
@@ -53,6 +54,12 @@ class RoundRow(Struct, frozen=True, kw_only=True):
     completed: int | None = None
 
 
+class LatencyProof(Struct, frozen=True, kw_only=True):
+    """Whether rounds of an open loop had too few operations for this latency to be judged."""
+
+    too_few: bool = False
+
+
 class SteadyProof(Struct, frozen=True, kw_only=True):
     """Whether the last five rounds are steady, and by which rule."""
 
@@ -63,6 +70,13 @@ class SteadyProof(Struct, frozen=True, kw_only=True):
     steady: bool = False
     lacks: list[str] = []
     since_round: int | None = None
+    latencies: dict[str, LatencyProof] = {}
+
+    @property
+    def unproven(self) -> list[str]:
+        """Why rounds that keep the rule prove nothing, beside the fill."""
+        few = [name for name, each in self.latencies.items() if each.too_few]
+        return [*self.lacks, *latencies_not_judged(few)]
 
 
 class Preconditioned(Struct, frozen=True, kw_only=True):
@@ -134,4 +148,6 @@ def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tu
         lacks = (proof or {}).get("lacks") or ["raise --max-rounds or --round"]
         reasons.append(f"not steady: {rounds_run} rounds; {'; '.join(lacks)}")
         return NOT_STEADY, reasons
+    few = [name for name, each in proof["latencies"].items() if each.get("too_few")]
+    reasons += latencies_not_judged(few)
     return (NOT_PROVEN if reasons else STEADY), reasons

@@ -116,9 +116,10 @@ def _steady_text(done: Preconditioned) -> str:
     if proof is None or proof.range_share is None or proof.slope_share is None:
         return f"{len(done.rounds or [])} rounds, too few to judge ({ROUNDS} are needed)"
     since = "" if proof.since_round is None else f", since round {proof.since_round}"
-    rule = "; ".join([proof.rule, *proof.lacks])
+    rule = "; ".join([proof.rule, *proof.unproven])
+    answer = "yes" if proof.steady and not proof.unproven else "NO"
     return (
-        f"{'yes' if proof.steady else 'NO'}{since}: of the last {ROUNDS} rounds the range is "
+        f"{answer}{since}: of the last {ROUNDS} rounds the range is "
         f"{units.PERCENT.measured(proof.range_share)} of the average "
         f"({_RATE.measured(proof.average)}), "
         f"the trend {units.PERCENT.measured(proof.slope_share)}; {rule}"

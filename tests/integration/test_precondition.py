@@ -274,6 +274,23 @@ def test_the_command_tells_the_rounds_and_its_verdict(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_slow_open_loop_is_not_called_steady_for_the_bandwidth_that_it_asks_for(
+    tmp_path: Path,
+) -> None:
+    loose = ("most_round_range=5", "most_round_change=5", "least_round_s=0.1",
+             "least_round_turnover=0")  # fmt: skip
+    moved = [f"--set=passport.{threshold}" for threshold in loose]
+    ran = run(tmp_path, "precondition", *SMALL, *FILL, "--cache-dir=cache", "--output=R.json",
+              "--cpu-mem-gb=0", "--request-rate=20", "--arrival=fixed", "--max-rounds=5",
+              "--round=0.5", *moved)  # fmt: skip
+    assert ran.code == 0, ran.err
+    done = preconditioning(ran)
+    assert done["open_loop"]
+    assert all(row["write_bytes"] and row["write_p95_ms"] is None for row in done["rounds"])
+    assert ran.own["verdict"] == "not-proven"
+    assert "writes for a p95" in ran.out
+
+
 def test_the_command_without_rounds_only_fills(tmp_path: Path) -> None:
     ran = run(tmp_path, "precondition", *SMALL, *FILL, "--cache-dir=cache", "--output=R.json",
               "--max-rounds=0")  # fmt: skip

@@ -555,6 +555,17 @@ UNPROVEN: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "the capacity is not known": ({"steady.capacity_bytes": None}, "not known"),
     "the fill was too small": ({"steady.filled_bytes": 120 * GIB}, "1.20 times"),
     "deleting the fill undid it": ({"steady.discard": True}, "mount option discard"),
+    "an open loop's p95 were of too few": (
+        {
+            "steady.proof": {
+                **proven(*[240.0] * 5),
+                "latencies": {
+                    "read_p95_ms": {"values": [None] * 5, "judged": False, "too_few": True}
+                },
+            }
+        },
+        "too few reads for a p95",
+    ),
     "the window is short": ({"steady.stationarity.seconds": 12.0}, "at least 30 s"),
     "the window has no trend": ({"steady.stationarity.bandwidth_trend": None}, "too little"),
     "no window was looked at": ({"steady.stationarity": None}, "too little"),

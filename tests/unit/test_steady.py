@@ -159,7 +159,19 @@ def test_a_latency_that_a_round_has_not_got_is_not_judged() -> None:
     assert told["latencies"]["read_p95_ms"] == {
         "values": [3.0, 3.0, 3.0, 3.0, None],
         "judged": False,
+        "too_few": True,
     }
+
+
+@pytest.mark.parametrize("open_loop", [True, False])
+def test_too_few_operations_for_a_p95_are_told_where_it_should_be_judged(open_loop: bool) -> None:
+    """What moved nothing has no latency that could be asked for."""
+    writes_alone = replace(a_round(100.0, read_ms=None, write_ms=None), read_bytes=0)
+    told = proof([writes_alone] * 5, open_loop=open_loop)
+    assert told is not None
+    latencies = told["latencies"]
+    assert latencies["read_p95_ms"]["too_few"] is False
+    assert latencies["write_p95_ms"]["too_few"] is open_loop
 
 
 def test_a_decay_without_end_is_not_steady_however_short_the_rounds() -> None:
