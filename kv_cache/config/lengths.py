@@ -29,7 +29,10 @@ _NEEDED = {
 }
 _ALLOWED = {"lognormal": ("low", "high"), "zipf": ("step",)}
 
-_MOST = {"prompt": 100_000_000, "output": 100_000_000, "think_s": 86_400, "turns": 1_000_000}
+_MOST = {
+    "prompt": 100_000_000, "first_prompt": 100_000_000, "output": 100_000_000,
+    "think_s": 86_400, "turns": 1_000_000,
+}  # fmt: skip
 """The greatest value of each: the bounds of user_templates, and a number of turns."""
 
 
@@ -38,6 +41,8 @@ class LengthSections(Protocol):
 
     @property
     def prompt(self) -> LawConfig: ...
+    @property
+    def first_prompt(self) -> LawConfig: ...
     @property
     def output(self) -> LawConfig: ...
     @property

@@ -78,6 +78,9 @@ class LengthsSection:
     `lengths`."""
 
     prompt: LawConfig = field(default_factory=LawConfig)
+    first_prompt: LawConfig = field(
+        default_factory=LawConfig, metadata={"read_when": ("workload.source=sessions|agents",)}
+    )
     output: LawConfig = field(default_factory=LawConfig)
     think_s: LawConfig = field(
         default_factory=LawConfig,

@@ -178,10 +178,14 @@ class LawConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthsConfig:
     """Laws for synthetic users in place of user_templates: tokens that a request adds to its
-    conversation (prompt) and generates (output), seconds before it (think_s), requests of a
-    conversation (turns). trace fit writes this section."""
+    conversation (prompt; the first one first_prompt, if that has a law) and generates (output),
+    seconds before it (think_s), requests of a conversation (turns). trace fit writes this
+    section."""
 
     prompt: LawConfig = field(default_factory=LawConfig)
+    first_prompt: LawConfig = field(
+        default_factory=LawConfig, metadata={"read_when": ("workload.multi_turn",)}
+    )
     output: LawConfig = field(default_factory=LawConfig)
     think_s: LawConfig = field(
         default_factory=LawConfig, metadata={"read_when": ("!arrival.request_rate",)}

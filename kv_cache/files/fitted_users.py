@@ -9,7 +9,7 @@ what no law carries over, so that the users are not taken for the trace.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from math import ceil, fsum, log10
+from math import ceil, fsum, log10, sqrt
 from textwrap import wrap
 from typing import Any
 
@@ -38,7 +38,8 @@ from kv_cache.workload.stats import SessionFigures, StreamFigures
 
 CHOICES = ("best", "lognormal", "zipf", "empirical")
 NEAR = 0.05
-"""A lognormal law that is no further off is taken: two numbers say more than a table."""
+"""A lognormal law that is no further off, nor its mean, is taken: two numbers say more than a
+table."""
 
 _NEAR_MEAN = 0.01  # of the trace's mean: how far that of a table may be from it
 _LONGEST = (0.98, 0.985, 0.995, 0.998, 0.9995)  # quantiles of a finer table
@@ -47,12 +48,18 @@ _LONGEST = (0.98, 0.985, 0.995, 0.998, 0.9995)  # quantiles of a finer table
 def _table(values: Sequence[float]) -> Fit:
     """Return an empirical law with as few quantiles as are near enough. Straight lines to the
     longest values lie above them, which shows in the mean."""
-    fit, mean = fit_empirical(values), fsum(values) / max(1, len(values))
+    fit = fit_empirical(values)
     for steps in (40, 100):
-        if fit.ks > NEAR or abs(fit.law.mean() - mean) > _NEAR_MEAN * mean:
+        if fit.ks > NEAR or _off_mean(fit, values) > _NEAR_MEAN:
             even = (step / steps for step in range(steps + 1))
             fit = fit_empirical(values, sorted({*QUANTILES, *even, *_LONGEST}))
     return fit
+
+
+def _off_mean(fit: Fit, values: Sequence[float]) -> float:
+    """Return how far the law's mean is from that of the values, as a share of it."""
+    total = fsum(values)
+    return abs(fit.law.mean() * len(values) - total) / total if total else 0.0
 
 
 _FITS: Mapping[str, Callable[[Sequence[float]], Fit]] = {
@@ -75,6 +82,7 @@ class Samples:
 
     def __init__(self) -> None:
         self.prompts: Counter[int] = Counter()  # tokens that a request adds to what was said
+        self.firsts: Counter[int] = Counter()  # of them: those of the first of each session
         self.outputs: Counter[int] = Counter()
         self.gaps = Times()
         self.shorter = 0  # prompts that are no longer than what their session had said
@@ -84,16 +92,32 @@ class Samples:
 
     def add(self, request: Request, *, in_session: bool) -> None:
         added = self._added(request) if in_session else request.prompt_tokens
-        if added > 0:
-            self.prompts[added] += 1
-        else:
-            self.shorter += 1
+        self.shorter += added <= 0
+        self.prompts[max(1, added)] += 1
+        if request.conversation not in self._turns:
+            self.firsts[max(1, added)] += in_session
         self.outputs[max(1, request.output_tokens)] += 1
         if self._last_ns is not None:
             self.gaps.add(max(0, request.intended_ns - self._last_ns))
         self._last_ns = request.intended_ns
         if in_session:
             self._turns[request.conversation] += 1
+
+    @property
+    def begins_otherwise(self) -> bool:
+        """Whether first prompts are shown to be of another law than later ones (Kolmogorov and
+        Smirnov's test of two samples, 95 %; Smirnov 1948)."""
+        later = self.prompts - self.firsts
+        counts = self.firsts.total(), later.total()
+        if not all(counts):
+            return False
+        ends = np.array(sorted(self.prompts))
+        shares = (
+            np.cumsum([counted[end] for end in ends.tolist()]) / counted.total()
+            for counted in (self.firsts, later)
+        )
+        distance = float(np.abs(np.subtract(*shares)).max())
+        return distance > 1.358 * sqrt(sum(counts) / (counts[0] * counts[1]))
 
     @property
     def turns(self) -> Counter[int]:
@@ -172,15 +196,10 @@ def _lost(samples: Samples, stream: StreamFigures, grouped: bool, *, talks: bool
     else:
         yield f"Reuse: these users ask for each block once ({share})."
     yield "Order: lengths are drawn independently of each other, of the hour and of the turn."
-    if talks:
-        yield (
-            "That the first request of a session is longer than what later ones add: one law holds "
-            "for all of them."
-        )
     if samples.shorter:
         yield (
             f"Contexts that were cut, and sub-agents: {samples.shorter:,} prompts are no longer "
-            "than what their session had said, and count for nothing here."
+            "than what their session had said, and count as one token more."
         )
     if not grouped and stream.arrivals.per_s is not None:
         yield "Changes of the rate over time, and which gaps follow each other."
@@ -250,10 +269,15 @@ def _laws(
     samples: Samples, thinks: Mapping[int, int], law: str, *, talks: bool, paced: bool
 ) -> _Part:
     notes, keys = [], {}
+    begins = talks and samples.begins_otherwise
+    prompts = samples.prompts - samples.firsts if begins else samples.prompts
+    what = "tokens that a later request adds" if begins else "tokens that a request adds"
     wanted: list[tuple[str, str, Mapping[int, int], float]] = [
-        ("prompt", "tokens that a request adds" if talks else "tokens", samples.prompts, 1),
+        ("prompt", what if talks else "tokens", prompts, 1),
         ("output", "tokens", samples.outputs, 1),
     ]
+    if begins:
+        wanted.insert(0, ("first_prompt", "tokens", samples.firsts, 1))
     if talks:
         wanted.append(("turns", "requests of a session", samples.turns, 1))
     if thinks and not paced:
@@ -281,8 +305,9 @@ def _fitted(values: Sequence[float], law: str) -> tuple[Fit, str]:
     if not fits:
         raise ConfigError(f"--law {law}: some values are 0, and it has none such; use empirical")
     near = fits.get("lognormal")
-    taken = near if near is not None and near.ks <= NEAR else min(fits.values(), key=lambda f: f.ks)
-    return taken, "KS " + ", ".join(f"{name} {fit.ks:.3f}" for name, fit in fits.items())
+    if near is None or near.ks > NEAR or _off_mean(near, values) > NEAR:
+        near = min(fits.values(), key=lambda fit: fit.ks)
+    return near, "KS " + ", ".join(f"{name} {fit.ks:.3f}" for name, fit in fits.items())
 
 
 def expanded(counted: Mapping[int, int], unit: float = 1) -> list[float]:

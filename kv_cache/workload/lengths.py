@@ -310,17 +310,19 @@ class Empirical(Law, frozen=True, kw_only=True):
 class Lengths(Struct, frozen=True, kw_only=True):
     """The laws that replace those of the personas; None = as the persona says.
 
-    `prompt`: tokens that a request adds to its conversation; `output`: tokens that it generates;
-    `think_s`: seconds before it; `turns`: requests of one conversation.
+    `prompt`: tokens that a request adds to its conversation; `first_prompt`: those of the first
+    one, None = as of the others; `output`: tokens that it generates; `think_s`: seconds before it;
+    `turns`: requests of one conversation.
     """
 
     prompt: Law | None = None
+    first_prompt: Law | None = None
     output: Law | None = None
     think_s: Law | None = None
     turns: Law | None = None
 
     def as_config(self) -> dict[str, Any]:
-        laws = {name: getattr(self, name) for name in ("prompt", "output", "think_s", "turns")}
+        laws = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: law.as_config() for name, law in laws.items() if law is not None}
 
 

@@ -29,7 +29,8 @@ from kv_cache.workload.sizing import Geometry
 from kv_cache.workload.source import answered_at_once
 
 MAX_STREAM_TOKENS = 131_072
-"""A conversation that grows beyond this context (Llama 3.1's) starts anew."""
+"""A conversation that grows beyond this context (Llama 3.1's) starts anew. If first prompts have a
+law whose longest is longer, it may grow to that."""
 
 
 class Persona(Struct, frozen=True, kw_only=True):
@@ -82,6 +83,10 @@ class _User:
         self._generation = rng.randint(*persona.generation_range)
         self._think_s = rng.uniform(*persona.think_time_range)
         self._talks = config.multi_turn and index < config.max_conversations
+        first = config.lengths.first_prompt
+        self._most_tokens = MAX_STREAM_TOKENS
+        if first is not None:
+            self._most_tokens = max(MAX_STREAM_TOKENS, whole(first.quantile(1.0)))
         self._conversations = 0
         self._turn = 0
         self._most_turns = config.max_turns
@@ -95,9 +100,11 @@ class _User:
         if (
             self._ends()
             or not self._talks
-            or (self._streams and self._tokens + prompt > MAX_STREAM_TOKENS)
+            or (self._streams and self._tokens + prompt > self._most_tokens)
         ):
             self._begin()
+            if self._config.lengths.first_prompt is not None:
+                prompt = whole(self._config.lengths.first_prompt.draw(self._rng))
         self._turn += 1
         turn = self._stream if self._streams else self._object
         return think_ns, turn(prompt, output)

@@ -3,6 +3,7 @@ the real traces."""
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 
 from kv_cache.cli import main
 from kv_cache.core.seed import Seed
+from kv_cache.files.fitted_users import Samples
 from kv_cache.workload.samples.hashed_traces import mooncake_lines
 from kv_cache.workload.samples.token_traces import burstgpt_lines
 from tests.cli import run
@@ -242,6 +244,54 @@ def test_fitted_users_resemble_conversations(
     assert turns[1] == pytest.approx(turns[0], rel=0.15)
     reuse = [own["reuse"]["token_hit_ratio"] for own in (trace, users)]
     assert reuse[1] == pytest.approx(reuse[0], rel=0.15)
+
+
+def agents(path: Path) -> Path:
+    """60 sessions of 5 to 15 requests: 40,000 to 160,000 tokens first, then 64 to 640 more each; of
+    the later prompts one in eight has no more than what was said."""
+    sessions = []
+    for number in range(60):
+        tokens = 64 * (625 + 1875 * (number * 37 % 60) // 60)
+        requests = []
+        for turn in range(5 + number * 7 % 11):
+            known = range(1000 * number, 1000 * number + tokens // 64)
+            asked = {"t": 9.0 * turn, "type": "s", "in": tokens, "out": 64, "hash_ids": [*known]}
+            requests.append(asked | {"think_time": 8.0, "api_time": 1.0})
+            tokens += 64 * (number + turn) % 640 + 128 if (number + turn) % 8 else 0
+        sessions.append({"id": f"s{number}", "block_size": 64, "hash_id_scope": "local",
+                         "requests": requests})  # fmt: skip
+    return written(path, map(json.dumps, sessions))
+
+
+def test_fitted_users_begin_as_sessions_do(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Within 10 %: prompts, and how many tokens are found again, of a run and of a cluster."""
+    agents(Path("agents.jsonl"))
+    laws = fitted("agents.jsonl")["lengths"]
+    assert [*laws][:2] == ["first_prompt", "prompt"]
+    assert laws["prompt"]["values"][0] == 1
+    trace = stats(capsys, "agents.jsonl")
+    users = stats(capsys, "--users", "--config", "F.yaml", "--requests", 6000)
+    for part in ("mean", "p50", "p90"):
+        wanted = trace["tokens"]["prompt"][part]
+        assert users["tokens"]["prompt"][part] == pytest.approx(wanted, rel=0.1), part
+    again = [each["reuse"]["token_hit_ratio"] for each in (trace, users)]
+    assert again[1] == pytest.approx(again[0], rel=0.02)
+    sizes = {"instances.gpu.hbm_gib": 4000, "workload.requests": 3000, "workload.fitted": "F.yaml"}
+    words = [f"--set={path}={value}" for path, value in sizes.items()]
+    capsys.readouterr()
+    assert main(["sim", "single-node", "--preset", "smoke", *words, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["kv_cache"]["variants"][0]["runs"][0]["facts"]
+    asked = facts["tokens"]["prompt"] / facts["requests"]["arrived"]
+    assert asked == pytest.approx(trace["tokens"]["prompt"]["mean"], rel=0.1)
+
+
+@pytest.mark.parametrize(("longer", "shown"), [(1, False), (5, False), (30, True)])
+def test_first_prompts_have_a_law_where_they_are_shown_to_differ(longer: int, shown: bool) -> None:
+    """40 first prompts and 80 later ones of 1 to 40 tokens: the test's bound is 0.263."""
+    samples = Samples()
+    samples.firsts = Counter(range(longer, longer + 40))
+    samples.prompts = samples.firsts + Counter([*range(1, 41)] * 2)
+    assert samples.begins_otherwise is shown
 
 
 @pytest.mark.parametrize("law", ["lognormal", "zipf", "empirical"])

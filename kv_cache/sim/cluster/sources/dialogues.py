@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.scenario import WorkloadSection
 from kv_cache.core.seed import Seed
@@ -171,16 +173,21 @@ def _drawn(work: WorkloadSection, seed: Seed) -> Iterator[Iterator[_Drawn]]:
     )
     turn = token_draw(laws.turns, "uniform", work.turns)
     prompt = token_draw(laws.prompt, work.prompt_law, work.prompt_tokens)
+    firsts = DrawStream(seed.child("first_prompts"))
+    first = None if laws.first_prompt is None else token_draw(laws.first_prompt, "uniform", (1, 1))
     output = token_draw(laws.output, work.output_law, work.output_tokens)
     think = span_draw(laws.think_s, work.think_s)
     zipf = ZipfDraws(work.documents, work.zipf_alpha) if work.documents else None
     while True:
         of_sessions = turn(turns.take(count)).tolist()
         widths = [places] * count if laws.turns is None else of_sessions
+        added = prompt(prompts.take(sum(widths)))
+        if first is not None:
+            added[np.cumsum([0, *widths[:-1]])] = first(firsts.take(count))
         yield zip(
             islice(gaps, count),
             of_sessions,
-            _split(prompt(prompts.take(sum(widths))), widths),
+            _split(added, widths),
             _split(output(outputs.take(sum(widths))), widths),
             _split(think(thinks.take(sum(widths))), widths),
             [[]] * count
