@@ -65,6 +65,7 @@ def run_row(
         "exit_code": exit_code,
         "verdict": passport.get("verdict"),
         "reasons": list(passport.get("reasons") or []),
+        "changed_thresholds": dict(passport.get("changed_thresholds") or {}),
         "sha256": sha256,
         "fingerprint": None if document is None else fingerprint(document),
         "message": message,
@@ -248,12 +249,15 @@ def sweep_csv(document: Json) -> bytes:
         for name in names
         for part in ("", " low", " high", " / first", " / first low", " / first high")
     ]
-    out.writerow(["cell", *section["varied"], "runs", "finished", "verdict", *heads])
+    heads = ["runs", "finished", "verdict", "changed thresholds", *heads]
+    out.writerow(["cell", *section["varied"], *heads])
     for cell in section["cells"]:
         values = [_plain(cell["values"][path]) for path in section["varied"]]
         columns = [value for name in names for value in _columns(cell, name)]
+        moved = [name for run in cell["runs"] for name in run.get("changed_thresholds", {})]
+        verdict = cell["verdict"], " ".join(dict.fromkeys(moved))
         out.writerow(
-            [cell["cell"], *values, len(cell["runs"]), cell["finished"], cell["verdict"], *columns]
+            [cell["cell"], *values, len(cell["runs"]), cell["finished"], *verdict, *columns]
         )
     return text.getvalue().encode()
 

@@ -28,6 +28,7 @@ class SweepRun(Struct, frozen=True, kw_only=True):
     status: str
     exit_code: int | None
     message: str | None
+    changed_thresholds: dict[str, tuple[float | bool, float | bool]] = {}
 
 
 class SweepCell(Struct, frozen=True, kw_only=True):

@@ -160,14 +160,27 @@ def doubts(section: Json, reasons: Sequence[str]) -> list[str]:
     chosen, usual = value_at(section, "config.passport"), to_mapping(PassportConfig())
     if not isinstance(chosen, Mapping):
         return list(reasons)
-    moved = ", ".join(
-        f"{name} is {figures(chosen[name])} ({figures(usual[name])} by default)"
+    changed = {
+        name: [chosen[name], usual[name]]
         for name in THRESHOLDS
         if name != "measurement"  # of which the notes speak
         and isinstance(chosen.get(name), int | float)
         and chosen[name] != usual[name]
+    }
+    return [*reasons, *moved_thresholds(changed)]
+
+
+def moved_thresholds(changed: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return a sentence on thresholds that are not at their default, each `[value, default]`."""
+    moved = ", ".join(
+        f"{name} is {_threshold(value)} ({_threshold(default)} by default)"
+        for name, (value, default) in changed.items()
     )
-    return [*reasons, *([f"thresholds of the verdict were moved: {moved}"] if moved else [])]
+    return [f"thresholds of the verdict were moved: {moved}"] if moved else []
+
+
+def _threshold(value: float) -> str:
+    return str(value).lower() if isinstance(value, bool) else figures(value)
 
 
 def origin_texts(section: Json) -> list[str]:

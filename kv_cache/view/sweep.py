@@ -9,6 +9,7 @@ from kv_cache.result.paths import as_number
 from kv_cache.result.run import converted
 from kv_cache.result.sweep import FINISHED, INTERRUPTED, PLANNED, SweepCell, SweepFacts
 from kv_cache.view import units
+from kv_cache.view.identity import moved_thresholds
 from kv_cache.view.parts import (
     Cell,
     FactList,
@@ -52,6 +53,7 @@ def sweep_view(section: Json) -> View:
             f"means of {sweep.repeat} runs" if sweep.repeat > 1 else "one run a cell",
             f"kv-cache {sweep.program_version}",
         ],
+        reasons=_moved(sweep.cells),
         sections=list(_sections(sweep)),
     )
 
@@ -73,6 +75,19 @@ def _sections(sweep: SweepFacts) -> Iterator[ViewSection]:
         ],
     )
     yield ViewSection(title="Runs", parts=[facts])
+
+
+def _moved(cells: Sequence[SweepCell]) -> list[str]:
+    """What the cells' verdicts rest on beside the runs: thresholds that the user has moved."""
+    cells_of: dict[str, list[str]] = {}
+    for cell in cells:
+        for text in dict.fromkeys(
+            t for r in cell.runs for t in moved_thresholds(r.changed_thresholds)
+        ):
+            cells_of.setdefault(text, []).append(str(cell.cell))
+    if len(cells_of) == 1 and len(*cells_of.values()) == len(cells):
+        return list(cells_of)
+    return [f"cell {', '.join(numbers)}: {text}" for text, numbers in cells_of.items()]
 
 
 def _sentence(sweep: SweepFacts) -> str:

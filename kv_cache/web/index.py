@@ -28,7 +28,7 @@ from kv_cache.files.reading import RESULT_FILE, SECTION
 from kv_cache.files.writing import write_atomically
 from kv_cache.result.metrics import Json
 from kv_cache.result.paths import number_at, value_at
-from kv_cache.view.identity import drive_texts, label_of, run_text
+from kv_cache.view.identity import doubts, drive_texts, label_of, run_text
 from kv_cache.web.jobs import JOB_FILE
 
 INDEX = ".kv-cache-index.sqlite"
@@ -37,10 +37,10 @@ MOST_ROWS = 1000
 _MOST_LEVELS = 5
 _NO_RESULTS = (JOB_FILE, "environment.json")
 _FRESH_S = 1.0
-_VERSION = 1
+_VERSION = 2
 _COLUMNS = (
     "path", "mtime_ns", "size", "kind", "started", "device", "label", "note", "preset", "setup",
-    "verdict", "value", "low", "high", "unit", "model", "seed", "fault",
+    "verdict", "value", "low", "high", "unit", "model", "seed", "fault", "moved",
 )  # fmt: skip
 FILTERS = ("kind", "device", "label", "preset", "verdict")
 """Columns by whose value a list can be narrowed; the date goes by `since` and `until`."""
@@ -290,6 +290,7 @@ def _row(folder: Path, path: str) -> Json:
         "model": value_at(section, "model.name"),
         "seed": section.get("seed"),
         "fault": None,
+        "moved": "; ".join(doubts(section, [])),
     }
 
 

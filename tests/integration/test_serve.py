@@ -23,6 +23,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from kv_cache.core.units import GIB
+from kv_cache.result.chain import seal
 from kv_cache.web.feed import MOST_WATCHERS
 from kv_cache.web.guard import MOST_JSON_BYTES, MOST_UPLOAD_BYTES
 from kv_cache.web.index import INDEX
@@ -242,6 +243,18 @@ def test_invalid_runs_are_in_no_trend(tmp_path: Path, verdicts: list[str], sente
     trend = trend_of(rows, tmp_path)
     assert trend["sentence"].startswith(sentence)
     assert [level is None for level in trend["levels"]] == [v == "invalid" for v in verdicts]
+
+
+def test_the_list_names_thresholds_that_were_moved_beside_the_verdict(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    document = json.loads((ROOT / "docs/reports/result.json").read_text())
+    document["kv_cache"]["config"]["passport"]["idle_cores"] = 1
+    (results / "a.json").write_text(json.dumps(seal(document, {})))
+    with serving(tmp_path) as server:
+        _, listed = server.ask("/results?fresh=1")
+    (row,) = listed["results"]
+    assert row["moved"] == "thresholds of the verdict were moved: idle_cores is 1 (0.5 by default)"
 
 
 def test_a_page_is_one_file_that_needs_nothing_else(tmp_path: Path) -> None:

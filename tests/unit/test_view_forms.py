@@ -1,6 +1,7 @@
 """One golden number of each kind is the same text in all five forms: terminal, Markdown, page,
 picture and workbook."""
 
+import csv
 import io
 import re
 import zipfile
@@ -16,6 +17,7 @@ from typing import Any
 import orjson
 import pytest
 
+from kv_cache.app.sweep_document import sweep_csv
 from kv_cache.cli.lab import main as lab
 from kv_cache.cli.trace import main as trace
 from kv_cache.config.profile import Cell, Profile, Service, profile_values
@@ -30,6 +32,7 @@ from kv_cache.view.parts import Figure, ShownColumn, View
 from kv_cache.view.picture.base import plain
 from kv_cache.view.picture.shown import view_picture
 from kv_cache.view.sheets import workbook
+from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import VIEWS, view_of
 from tests import outcomes, reports, trials
@@ -243,6 +246,16 @@ def test_a_threshold_that_was_moved_is_named_beside_the_verdict_in_every_form(ki
         "workbook": words_of_workbook(view),
     }
     assert [form for form, text in forms.items() if "most_unfinished_share is 1" not in text] == []
+
+
+def test_thresholds_that_were_moved_are_named_beside_the_verdicts_of_a_sweep() -> None:
+    document = reports.sweep(changed_thresholds={"idle_cores": [1.0, 0.5]})
+    view = sweep_view(document[SECTION])
+    assert view.reasons == [
+        "thresholds of the verdict were moved: idle_cores is 1 (0.5 by default)"
+    ]
+    head, *rows = csv.DictReader(io.StringIO(sweep_csv(document).decode()))
+    assert [row["changed thresholds"] for row in (head, *rows)] == ["idle_cores"] * 2
 
 
 def words_of_workbook(view: View) -> str:

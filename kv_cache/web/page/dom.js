@@ -59,6 +59,10 @@ export function badge(word) {
   return h("span", { class: `badge ${LOOKS[word] || ""}` }, word || "–");
 }
 
+export function moved(row) {
+  return row.moved ? h("span", { class: "small" }, row.moved) : null;
+}
+
 export function copied(text, what) {
   const button = h("button", { type: "button", onclick: async () => {
     try { await navigator.clipboard.writeText(text()); button.textContent = "Copied"; }

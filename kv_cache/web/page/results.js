@@ -1,6 +1,6 @@
 /* All results of the folder: found, opened, compared, noted; and one configuration over time. */
 
-import { alert, ask, badge, Chart, date, figures, h, table } from "./dom.js";
+import { alert, ask, badge, Chart, date, figures, h, moved, table } from "./dom.js";
 
 const GIB = 2 ** 30, EACH = 100;
 const page = (paths, save) => `/page?${paths.map((path) => `result=${encodeURIComponent(path)}`).join("&")}${save ? "&save=1" : ""}`;
@@ -50,7 +50,7 @@ export async function results(place) {
       h("td", {}, each.fault ? null : h("input", { type: "checkbox", "aria-label": `choose ${each.path}`, checked: chosen.has(each.path), onchange: (event) => choose(each.path, event.target.checked) })),
       h("th", { scope: "row" }, each.fault ? date(each.started) : h("a", { href: page([each.path]) }, date(each.started))),
       h("td", {}, each.label || "", each.note ? h("span", { class: "small" }, each.note.slice(0, 120)) : null),
-      h("td", {}, badge(each.fault ? "unreadable" : each.verdict || each.kind)),
+      h("td", {}, badge(each.fault ? "unreadable" : each.verdict || each.kind), moved(each)),
       h("td", {}, each.kind), h("td", { class: "n" }, rate(each)), h("td", { class: "text" }, each.fault || each.device || "–"), h("td", { class: "text" }, [each.model, each.preset].filter(Boolean).join(", ")),
       h("td", {}, h("button", { type: "button", onclick: () => notes(each, load), "aria-label": `note on ${each.path}` }, "Note"), " ",
         each.setup && each.value !== null ? h("a", { href: `#/trend/${encodeURIComponent(each.path)}`, "aria-label": `trend of ${each.path}` }, "Trend") : null, " ",
@@ -109,7 +109,7 @@ export async function trend(place, path) {
     answer.line ? h("pre", { tabindex: "0", role: "region", "aria-label": "Command line" }, answer.line) : null,
     chart.element,
     table("Runs of this configuration on this device", ["run", "date, UTC", "label", "verdict", "storage, GiB/s (95 %)", "step", "file"], rows.map((row, index) => h("tr", {},
-      h("td", { class: "n" }, String(index + 1)), h("th", { scope: "row" }, h("a", { href: page([row.path]) }, date(row.started))), h("td", {}, row.label || ""), h("td", {}, badge(row.verdict)), h("td", { class: "n" }, rate(row)), h("td", { class: "n" }, step(index)), h("td", { class: "long" }, row.path)))),
+      h("td", { class: "n" }, String(index + 1)), h("th", { scope: "row" }, h("a", { href: page([row.path]) }, date(row.started))), h("td", {}, row.label || ""), h("td", {}, badge(row.verdict), moved(row)), h("td", { class: "n" }, rate(row)), h("td", { class: "n" }, step(index)), h("td", { class: "long" }, row.path)))),
     pair.length ? h("p", {}, h("a", { href: page(pair) }, steps.length ? "Before and after the latest step, side by side" : "First and latest side by side"), ", ", h("a", { href: page(pair, true), download: "" }, "as one file")) : null].filter(Boolean));
   chart.draw();
 }

@@ -1,7 +1,7 @@
 /* Runs: the list, and one as it goes on. What is drawn comes once a second from the server; nothing
    here grows: each chart holds its last points only. */
 
-import { alert, ask, badge, Chart, clock, date, figures, h, table } from "./dom.js";
+import { alert, ask, badge, Chart, clock, date, figures, h, moved, table } from "./dom.js";
 import { look } from "./look.js";
 
 const LOOK_AGAIN_MS = 3000;
@@ -115,7 +115,7 @@ export async function watch(place, id) {
       looks.set(file, { box, again });
     });
     [...looks.keys()].filter((file) => !last.files.includes(file)).forEach((file) => looks.delete(file));
-    return [...last.results.map((row) => h("p", {}, h("a", { href: `/page?result=${encodeURIComponent(row.path)}` }, `The ${row.kind}'s page`), " ", badge(row.verdict || row.kind), row.value === null ? "" : ` ${figures(row.value / 2 ** 30)} GiB/s `, ` ${row.path}`)),
+    return [...last.results.map((row) => h("p", {}, h("a", { href: `/page?result=${encodeURIComponent(row.path)}` }, `The ${row.kind}'s page`), " ", badge(row.verdict || row.kind), moved(row), row.value === null ? "" : ` ${figures(row.value / 2 ** 30)} GiB/s `, ` ${row.path}`)),
       ...[...looks.values()].map((each) => each.box)];
   }
   let shown = "", over = false;
