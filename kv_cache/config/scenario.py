@@ -509,8 +509,8 @@ class SchedulerSection:
         choices=VICTIMS, read_when=".reservation!=reserve-full",
     )  # fmt: skip
     max_queue: int = opt(
-        0, "Requests that may wait in a queue; more are rejected; 0 = no limit", low=0,
-        high=10**9,
+        0, "Requests that may wait in a queue; more are rejected; 0 = no limit. With pause_lower "
+        "those of lower classes than the one that comes do not count", low=0, high=10**9,
     )  # fmt: skip
     max_retries: int = opt(
         0, "Other instances that are asked for a request, the least loaded first, before it is "

@@ -404,6 +404,33 @@ def test_a_central_queue_pauses_the_lowest_class_wherever_it_runs() -> None:
     assert (found.preemptions, found.finished) == (2, 5)
 
 
+@pytest.mark.parametrize(("queue", "pause", "rejected"), [
+    ("instance", False, 3), ("central", False, 3), ("instance", True, 1), ("central", True, 1),
+])  # fmt: skip
+def test_who_waits_of_a_paused_class_fills_no_queue_of_a_higher_one(
+    queue: str, pause: bool, rejected: int
+) -> None:
+    """One place and a queue of one, both of the low class; three of the high one come: the first
+    takes the place, the second waits, the third finds that."""
+    draws = ClassDraws((1, 1), Seed(0).child("classes"))
+    low, high = ([s for s in range(50) if draws.of(s) == kind] for kind in range(2))
+    asked = [
+        ClusterRequest(n, session, 0, at * MS, 16, 100 if n < 2 else 1, ROOT, -1)
+        for n, (session, at) in enumerate(
+            zip([*low[:2], *high[:3]], (0, 1, 100, 112, 113), strict=True)
+        )
+    ]
+    values: Plain = {
+        "seed": 0,
+        "instances": {"gpu": rates(max_num_seqs=1)},
+        "classes": {"low": {"priority": 0}, "high": {"priority": 1}},
+        "scheduler": {"queue": queue, "order": "priority", "pause_lower": pause, "max_queue": 1},
+    }
+    found = ran(values, asked).requests
+    assert found.rejected == {"queue-full": rejected}
+    assert (found.class_arrived[1], found.finished) == (3, 5 - rejected)
+
+
 @pytest.mark.parametrize(("most", "rejected"), [(0, 1), (1, 0)])
 def test_a_request_whose_queue_is_full_is_given_to_another_instance(
     most: int, rejected: int

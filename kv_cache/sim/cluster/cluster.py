@@ -28,7 +28,7 @@ from kv_cache.sim.cluster.routing import Routing
 from kv_cache.sim.cluster.sources.marks import FlightMarks
 from kv_cache.sim.cluster.state_moves import StateMoves
 from kv_cache.sim.cluster.unlimited import UnlimitedCache
-from kv_cache.sim.cluster.waiting_queue import make_queue
+from kv_cache.sim.cluster.waiting_queue import is_full, make_queue
 
 
 class Cluster(InstanceEvents[Instance]):
@@ -127,7 +127,7 @@ class Cluster(InstanceEvents[Instance]):
         rules = self._rules
         number = -1 if rules.central else self.routing.choose(flight)
         queue = self.central if rules.central else self.instance(number).waiting
-        if rules.max_queue and len(queue) >= rules.max_queue:
+        if is_full(queue, flight, rules):
             number = -1 if rules.central else self.routing.another(flight, number)
             if number < 0:
                 self._reject(flight, "queue-full")

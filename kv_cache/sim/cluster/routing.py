@@ -12,6 +12,7 @@ from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.outcome import Requests
 from kv_cache.sim.cluster.roster import Roster
 from kv_cache.sim.cluster.router import Router
+from kv_cache.sim.cluster.waiting_queue import is_full
 
 
 class Routing:
@@ -59,7 +60,7 @@ class Routing:
             flight.retries += 1
             requests.retries += 1
             there = self._roster.used.get(number)
-            if not rules.max_queue or there is None or len(there.waiting) < rules.max_queue:
+            if there is None or not is_full(there.waiting, flight, rules):
                 requests.retries_taken += 1
                 return number
             if flight.retries == rules.max_retries:

@@ -155,6 +155,16 @@ def expected_size(flight: Flight) -> int:
     return flight.target + max(1, flight.expected - flight.generated)
 
 
+def is_full(queue: WaitingQueue, flight: Flight, rules: Rules) -> bool:
+    """Whether as many wait as may: where lower classes are paused, of a flight's own class or a
+    higher one, as it takes the place of the others."""
+    if not rules.max_queue or len(queue) < rules.max_queue:
+        return False
+    of, least = rules.priorities, rules.priorities[flight.kind]
+    waiting = (not rules.pause_lower or of[each.kind] >= least for each in queue.every())
+    return sum(waiting) >= rules.max_queue
+
+
 def make_queue(rules: Rules) -> WaitingQueue:
     """Build the queue of `scheduler.order`."""
     if rules.order == "fair":
