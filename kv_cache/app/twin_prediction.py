@@ -66,6 +66,11 @@ class Foresight(Struct, frozen=True, kw_only=True):
 
     def _notes(self, store: Mapping[str, Any]) -> list[str]:
         sentences = list(differences(self.config, self.machine))
+        if self.config.precondition.enabled and self.config.precondition.max_rounds:
+            sentences.append(
+                "the rounds of --precondition leave the run a cache with their objects in it, and "
+                "the twin begins with an empty one: until that is full it deletes nothing"
+            )
         if store["deepest"] > store["servers"]:
             sentences.append(
                 f"up to {store['deepest']} operations would be on storage at once, and "
@@ -119,11 +124,14 @@ def differences(config: Config, machine: Machine) -> list[str]:
         return ["the profile does not say how its drive was measured"]
     engine = "direct" if config.io.engine in ("auto", "direct") else config.io.engine
     wanted = {"layout": config.io.layout, "fsync": config.fsync(), "engine": engine}
+    measured = {name: io.get(name) for name in wanted}
+    if config.io.write_engine is not None:
+        wanted["write engine"], measured["write engine"] = config.io.write_engine, io.get("engine")
     sentences = []
     for name, mine in wanted.items():
-        if io.get(name) != mine:
+        if measured[name] != mine:
             sentences.append(
-                f"the drive was measured with {name} {io.get(name)}, the run has {mine}: what that "
-                "costs is not in the twin"
+                f"the drive was measured with {name} {measured[name]}, the run has {mine}: what "
+                "that costs is not in the twin"
             )
     return sentences

@@ -103,6 +103,16 @@ def test_a_run_holds_its_prediction_the_measurement_and_the_error(
         assert "storage load device p50" in (place / f"T.{form}").read_text()
 
 
+def test_a_prediction_names_what_the_run_does_otherwise(calibrated: Path, tmp_path: Path) -> None:
+    """Writes through the page cache, and a cache that rounds have filled."""
+    more = ("--set=io.write_engine=buffered", "--precondition", "--max-rounds=1", "--round=0.3")
+    ran = small(use(calibrated, tmp_path), "--predict=hw.yaml", *LOAD, *more)
+    assert ran.code == 0, ran.err
+    notes = "\n".join(ran.own["twin"]["notes"])
+    assert "measured with write engine direct, the run has buffered" in notes
+    assert "the rounds of --precondition leave the run a cache" in notes
+
+
 def test_predict_moves_nothing_and_says_the_same_in_every_process(
     calibrated: Path, tmp_path: Path
 ) -> None:
