@@ -35,6 +35,8 @@ from kv_cache.view.parts import (
 
 _SMALL_BYTES = 64 * KIB
 """Objects of this size and smaller are sold by operations/s."""
+_FAR_BELOW = 0.75
+"""Share of the operations that were to be in flight, below which it is the machine that is slow."""
 _SIZE = ShownColumn("object", units.MEBIBYTES)
 _SMALL_SIZE = ShownColumn("object", units.KIBIBYTES)
 _IN_FLIGHT = ShownColumn("in flight", units.COUNT)
@@ -86,7 +88,7 @@ def _sections(profile: Profile, facts: ProbeFacts) -> Iterator[ViewSection]:
     yield hidden_section("Bandwidth", _bandwidths(profile))
     yield hidden_section("Times", _times(profile))
     yield ViewSection(title="Grid", parts=[_grid(profile)])
-    notes = [*facts.notes, *refusal_texts(facts.refused)]
+    notes = [*facts.notes, *_of_the_machine(profile), *refusal_texts(facts.refused)]
     yield ViewSection(title="Know first", parts=present(Remarks(texts=notes)))
     yield hidden_section("Bursts", present(_bursts(profile)))
     how = present(FactList(rows=list(_how(facts))))
@@ -239,6 +241,21 @@ def _time_in(share: float, kind: OpKind, percent: int, steps: Steps) -> float | 
 
 def _rate(cell: GridCell | None) -> float | None:
     return None if cell is None else cell.bytes_per_second
+
+
+def _of_the_machine(profile: Profile) -> Iterator[str]:
+    """Yield where far fewer operations were inside system calls than were to be in flight."""
+    least: dict[str, float] = {}
+    for cell in sorted(profile.cells, key=_point):
+        if cell.in_flight < _FAR_BELOW * cell.concurrency:
+            point = f"{human_bytes(cell.object_bytes)} x{cell.concurrency}"
+            least[point] = min(cell.in_flight, least.get(point, cell.in_flight))
+    if least:
+        points = ", ".join(f"{point} ({number:.2g} in flight)" for point, number in least.items())
+        yield (
+            f"this machine could not ask fast enough: {points}: there the bandwidth is the "
+            "machine's, and the device may do more; use more cores, or stop what else runs here"
+        )
 
 
 def refusal_texts(refused: Sequence[RefusedCell]) -> Iterator[str]:

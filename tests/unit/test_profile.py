@@ -32,7 +32,7 @@ from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_S, NS_PER_US
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.sim.profile_model import OutsideProfileError, ProfileModel
 from kv_cache.sim.run import simulate, storage_model
-from kv_cache.view.parts import Table
+from kv_cache.view.parts import Remarks, Table
 from kv_cache.view.probe import probe_view
 from tests.cli import small
 from tests.results import numbers
@@ -390,6 +390,21 @@ def test_the_table_has_a_line_for_each_size_and_concurrency() -> None:
     row = dict(zip(grid.headings, grid.cells()[0], strict=True))
     assert (row["object, MiB"], row["in flight"], row["read, GiB/s"]) == ("0.25", "1", "0.1863")
     assert row["read again, GiB/s"] == MISSING
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.9, []), (0.5, ["256 KiB x4 (2 in flight), 32.0 MiB x4 (2 in flight)"])]
+)
+def test_a_profile_says_where_the_machine_asked_for_far_less_than_was_to_be_in_flight(
+    share: float, said: list[str]
+) -> None:
+    asked = (
+        replace(cell, in_flight=share * 4) if cell.concurrency == 4 else cell
+        for cell in cells(sizes=(SIZES[0], SIZES[-1]))
+    )
+    parts = probe_view(profile_values(profile(*asked))).parts()
+    texts = [text for part in parts if isinstance(part, Remarks) for text in part.texts]
+    assert [text.split(": ", 2)[1] for text in texts if "could not ask fast enough" in text] == said
 
 
 def small_cells() -> Iterator[Cell]:
