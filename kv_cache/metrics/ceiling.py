@@ -73,9 +73,9 @@ def limit_object_bytes(points: Sequence[CeilingPoint], bytes_per_second: float) 
     return None
 
 
-def ceiling_sentence(client: Evidence) -> str | None:
+def ceiling_sentence(client: Evidence, *, objects: bool = False) -> str | None:
     """Return what the evidence `client` says of its ceiling, for people; None where it has no
-    curve."""
+    curve. `objects`: storage was an object store, whose requests null stores do not make."""
     ceiling = Evidence(client.at("ceiling"))
     sizes = [row.number("object_bytes") for row in ceiling.rows("points") or []]
     known = [size for size in sizes if size]
@@ -84,13 +84,15 @@ def ceiling_sentence(client: Evidence) -> str | None:
         return None
     cores, ratio = client.number("cores"), ceiling.number("ratio")
     on = "" if cores is None else f" on {figures(cores)} core{'s' if cores != 1 else ''}"
+    without = "without what requests to the server cost, " if objects else ""
     could = (
-        f"this client could do {ops:,.0f} operations/s or {gib_per_s(rate)} at "
+        f"{without}this client could do {ops:,.0f} operations/s or {gib_per_s(rate)} at "
         f"{human_bytes(known[0])}{on}"
     )
     if ratio is None:
         return could
-    return f"{could}, {ratio:.2f} times what was measured; {_limit(ceiling, known)}"
+    times = f"{could}, {ratio:.2f} times what was measured"
+    return times if objects else f"{times}; {_limit(ceiling, known)}"
 
 
 def _limit(ceiling: Evidence, sizes: Sequence[float]) -> str:

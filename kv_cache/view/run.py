@@ -9,6 +9,7 @@ from kv_cache.core.kinds import Qos
 from kv_cache.core.units import AT_LEAST
 from kv_cache.metrics.ceiling import ceiling_sentence
 from kv_cache.metrics.evidence import Evidence
+from kv_cache.metrics.rules.readings import on_objects
 from kv_cache.result.metrics import METRICS, Json, Metric
 from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import (
@@ -257,7 +258,8 @@ _TIMES = ("p50", "p95", "p99")
 
 def _glance(run: PublishedRun, section: Json) -> list[Part]:
     """One line for each question that a reader of the terminal has."""
-    ceiling = ceiling_sentence(Evidence(value_at(section, "passport.evidence.client")))
+    seen = Evidence(value_at(section, "passport.evidence") or {})
+    ceiling = ceiling_sentence(Evidence(seen.at("client")), objects=on_objects(seen))
     client = [] if ceiling is None else [("client's ceiling", ceiling)]
     rows = [*counted_facts(run), *policy_facts(run), *client, *_rules(run)]
     twin = None if run.twin is None else prediction_part(run.twin)

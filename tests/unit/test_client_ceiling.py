@@ -135,6 +135,17 @@ def test_the_sentence_names_what_the_client_could_do_and_where_it_limits(
     )
 
 
+def test_the_sentence_of_an_object_store_knows_no_limit_as_its_requests_are_not_rehearsed() -> None:
+    ceiling = {
+        "operations_per_second": 1002.0, "bytes_per_second": 7.83 * GIB, "ratio": 45.56,
+        "limit_object_bytes": 41 * KIB, "points": [{"object_bytes": 8 * MIB}],
+    }  # fmt: skip
+    assert ceiling_sentence(Evidence({"ceiling": ceiling, "cores": 2}), objects=True) == (
+        "without what requests to the server cost, this client could do 1,002 operations/s or "
+        "7.83 GiB/s at 8.0 MiB on 2 cores, 45.56 times what was measured"
+    )
+
+
 # --- the windows of a rehearsal --------------------------------------------------------------
 
 

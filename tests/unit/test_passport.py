@@ -266,6 +266,11 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
     "others use all cores": (
         "V13", "suspect", {"client.others_cores": 7.0, "client.idle_cores": 0.6,
                            "client.busiest": [{"name": "make", "cpu_s": 69.0}]}, "make (69.0 s)"),
+    "requests to an object store keep the cores busy": (
+        "V13", "suspect",
+        {"client.ceiling": {**CURVE, "ratio": 45.56}, "client.cores_used": 7.5,
+         "engines.rows": [{"operation": "read", "engine": "s3", "operations": 9, "bytes": GIB}]},
+        "HTTP and signatures"),
     "the cores are busy": ("V13", "suspect", {"client.cores_used": 7.5}, "--certify"),
     "a preconditioned drive is not steady": (
         "V14", "suspect",

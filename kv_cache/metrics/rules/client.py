@@ -6,7 +6,7 @@ from math import inf
 from kv_cache.metrics.ceiling import ceiling_sentence
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, Status, invalid, nothing, suspect, unknown, well
-from kv_cache.metrics.rules.readings import SHORT_WINDOW_S, percent
+from kv_cache.metrics.rules.readings import SHORT_WINDOW_S, on_objects, percent
 
 _ASKED_SHARE = 0.95  # of the requested rate
 _ENOUGH_FOR_P99 = 1000  # values of which ten lie beyond p99
@@ -57,11 +57,17 @@ def _against_ceiling(e: Evidence, t: Thresholds, ratio: float, load: str) -> Loo
     used, cores = e.numbers("client", "cores_used", "cores")
     # One interpreter runs on one core at a time, however many there are.
     busy = used is not None and used > t.most_cores_share * min(1.0, cores or 1.0)
-    curve = ceiling_sentence(Evidence(e.at("client")))
+    objects = on_objects(e)
+    curve = ceiling_sentence(Evidence(e.at("client")), objects=objects)
     fact = curve or f"with a null store this workload runs {ratio:.2f} times as fast"
     if load:
         fact += f"; the run used {load}" if curve else f", using {load}"
     if ratio >= t.least_ceiling_ratio:
+        if objects and used is not None and used > t.most_cores_share * (cores or 1.0):
+            return suspect(
+                f"{fact}: the CPU may be the limit, as that leaves out what HTTP and signatures "
+                "take; use more cores"
+            )
         return well(fact)
     if keeps_its_schedule(e, t):
         return well(f"{fact}, but it kept its schedule: the load asks for no more")
