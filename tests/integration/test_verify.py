@@ -92,6 +92,32 @@ def test_a_copy_without_its_records_is_intact_too(
     assert "name the run's directory" in out
 
 
+@pytest.mark.parametrize(
+    "more", [["--drain=2"], ["--drain=0"], ["--virtual-time", "--drain=0", "--write-behind"]]
+)
+def test_a_run_whose_window_closed_over_operations_is_intact_with_its_records(
+    more: list[str], tmp_path: Path, verify: Callable[..., Say]
+) -> None:
+    """Of what is in flight then the result has the ages."""
+    ran = small(tmp_path, "--duration=1.5", "--num-users=16", "--cpu-mem-gb=0",
+                "--results-dir=runs", "--records", *more)  # fmt: skip
+    assert ran.code == 0, ran.err
+    (directory,) = (tmp_path / "runs").iterdir()
+    document = read(directory)
+    rows = document["kv_cache"]["operations"]
+    late = [row for row in rows if "in_flight" in row["histogram_total"]]
+    assert late
+    code, out = verify(directory)
+    assert code == 0, out
+    if "--virtual-time" in more:  # whose drain cut operations off: they have no record
+        return
+    del late[0]["histogram_total"]["in_flight"]
+    write(directory, document)
+    code, out = verify(directory)
+    assert code == 2
+    assert "in_flight is not what transfers.jsonl gives" in out
+
+
 def test_the_answer_as_json(directory: Path, verify: Callable[..., Say]) -> None:
     code, out = verify(directory, "--json")
     answer = json.loads(out)
