@@ -361,6 +361,13 @@ MUTANTS = (
         (f"{UNIT}extents.py",),
     ),
     Mutant(
+        "space of one size stays apart from what another is taken of",
+        "kv_cache/tiers/extents.py",
+        "                self._join_the_spare()",
+        "                pass",
+        (f"{UNIT}extents.py",),
+    ),
+    Mutant(
         "a sigint within an import is an exception",
         "kv_cache/cli/early_signal.py",
         'if frame.f_code.co_filename.startswith("<frozen importlib"):',

@@ -129,7 +129,8 @@ class Drive:
         self._work = threading.Condition(self._lock)
         self._feed = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
-        self._parked: dict[Token, list[threading.Event]] = {}
+        self._parked: dict[Token, list[threading.Lock]] = {}
+        """Each is held until its thread may go on: an event's price is several times a lock's."""
         self._batches: SimpleQueue[_IoBatch | None] = SimpleQueue()
         self._lives: SimpleQueue[Life | None] = SimpleQueue()
         self._living: dict[int, Queued] = {}
@@ -272,8 +273,9 @@ class Drive:
             self._work.notify_all()
             self._feed.notify_all()
             if self._abort.is_set():
-                for event in itertools.chain(*self._parked.values()):
-                    event.set()
+                for turn in itertools.chain(*self._parked.values()):
+                    turn.release()
+                self._parked.clear()
         for thread in list(self._threads):
             self._batches.put(None)
             self._lives.put(None)
@@ -447,7 +449,9 @@ class Drive:
         parts = self._unrecorded[threading.get_ident()] = list[OpDone | OpsDone]()
         done: Done | None = None
         while True:
-            event: threading.Event | None = None
+            effect: Effect | None = None
+            value: Any = None
+            turn: threading.Lock | None = None
             with self._lock:
                 if self._sealed:
                     raise _Aborted
@@ -459,19 +463,23 @@ class Drive:
                 try:
                     effect = next(life) if done is None else life.send(done)
                 except StopIteration as stop:
-                    self._wake_waiters()
-                    return stop.value
-                self._wake_waiters()
+                    value = stop.value
+                woken = [t for token in self._signals.drain() for t in self._parked.pop(token, ())]
                 if isinstance(effect, Await):
-                    event = threading.Event()
-                    self._parked.setdefault(effect.token, []).append(event)
+                    turn = threading.Lock()
+                    turn.acquire()
+                    self._parked.setdefault(effect.token, []).append(turn)
                 elif isinstance(effect, Spawn):
                     self._background_left += 1
-            ops = self._perform(effect, event, parts)
+            for waiter in woken:  # now: under the lock they would wake to wait for it
+                waiter.release()
+            if effect is None:
+                return value
+            ops = self._perform(effect, turn, parts)
             done = Done(self._clock.now_ns(), ops)
 
     def _perform(
-        self, effect: Effect, event: threading.Event | None, parts: list[OpDone | OpsDone]
+        self, effect: Effect, turn: "threading.Lock | None", parts: list[OpDone | OpsDone]
     ) -> tuple[OpDone, ...]:
         """Add to `parts` what is to be recorded; return what the life is told unless all went
         well."""
@@ -481,8 +489,8 @@ class Drive:
             case Compute(duration_ns=duration_ns):
                 self._abort.wait(duration_ns / NS_PER_S)
             case Await():
-                assert event is not None
-                event.wait()
+                assert turn is not None
+                turn.acquire()
             case Spawn(life=life):
                 self._lives.put(life)
         return ()
@@ -523,11 +531,6 @@ class Drive:
         if self._on_op is not ignore:
             for one in each_of(part):
                 self._on_op(one)
-
-    def _wake_waiters(self) -> None:
-        for token in self._signals.drain():
-            for event in self._parked.pop(token, ()):
-                event.set()
 
     def _reject(self) -> None:
         for queued in self._intake.rejected:

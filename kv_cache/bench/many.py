@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from kv_cache.bench.batches import BatchMover, done_to, step_name, sync_rows, with_steps
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.store_calls import StoreCalls
-from kv_cache.core.effect import CopyRef, Delete, Leg, MetadataStep, Move, Read, Write
+from kv_cache.core.effect import CopyRef, Delete, Leg, Move, Read, Write
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.ops_done import OpsDone
@@ -80,10 +80,11 @@ class PlacedObjects:
         slots = range(len(self.refs)) if slots is None else slots
         pieces: list[tuple[int, ...]] = []
         firsts: list[int] = []
-        for number, (ref, place) in enumerate(zip(self.refs, self.places, strict=True)):
+        stamps = payload.firsts(self.refs)
+        objects = zip(self.refs, self.places, slots, stamps, strict=True)
+        for number, (ref, place, slot, first) in enumerate(objects):
             firsts.append(len(pieces))
-            first = payload.bases(ref, 0)
-            at, begin = address + slots[number] * apart, 0
+            at, begin = address + slot * apart, 0
             if room:
                 at += PAGE_BYTES * payload.shift(first, ref.nbytes // PAGE_BYTES, room)
             if isinstance(place, Names):
@@ -156,7 +157,7 @@ class PlacedObjects:
         )
         origin_ns, writes = self._clock.of_monotonic(0), self.kind is OpKind.WRITE
         steps: list[tuple[str, Sequence[int]]] = []
-        allocations = [step for number in numbers for step in _steps_of(self.places[number])]
+        allocations = [step for number in numbers for step in self.places[number].steps]
         started = began[0]
         if allocations:
             steps.append((allocations[0].name, [step.duration_ns for step in allocations]))
@@ -193,10 +194,6 @@ class PlacedObjects:
             device_ns=device,
             total_ns=total,
         )
-
-
-def _steps_of(place: Place | Names) -> Sequence[MetadataStep]:
-    return place.steps if isinstance(place, Place) else ()
 
 
 class AloneAfterAll(NamedTuple):

@@ -305,7 +305,8 @@ class NativeObjects:
     def _bases(self, versions: Numbers, begins: Numbers) -> npt.NDArray[np.uint64]:
         numbers = (begins // self._apart).astype(np.uint64)
         payload = self._threads.payload
-        return payload.stamps_from(payload.firsts(self._versions)[versions], numbers)
+        firsts = np.array(payload.firsts(self._versions), np.uint64)
+        return payload.stamps_from(firsts[versions], numbers)
 
     def _ended(
         self, tables: Sequence[Table], objects: Numbers, reads: npt.NDArray[np.bool_]

@@ -138,6 +138,7 @@ class Names(NamedTuple):
     engine: str
     offset: int = 0  # of the object in its file
     keep: bool = False  # when it is written it stays open, for `synced_with`
+    steps: Sequence[MetadataStep] = ()
 
 
 class Unsynced(NamedTuple):

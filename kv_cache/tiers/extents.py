@@ -3,9 +3,10 @@ fragmentation and the capacity that the ledger claims is the capacity that there
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Extent(NamedTuple):
@@ -17,6 +18,19 @@ _extent: Callable[[tuple[int, int]], Extent] = partial(tuple.__new__, Extent)
 """As the class, of all of its fields, without a frame of Python's."""
 
 
+class Allocation:
+    """Where an object lies. Most objects of a run are as large as the one before, so what is given
+    back is taken again as it is."""
+
+    __slots__ = ("extents", "nbytes", "seen_as")
+
+    def __init__(self, extents: Sequence[Extent]) -> None:
+        self.extents = extents
+        self.nbytes = sum([length for _, length in extents])
+        self.seen_as: Any = None
+        """What the store has worked out of the extents, once and for all objects that lie here."""
+
+
 class Extents:
     """Free space as sorted extents; `take` uses the first that are free. Thread-safe.
 
@@ -26,6 +40,9 @@ class Extents:
 
     def __init__(self, regions: list[int]) -> None:
         self._lock = threading.Lock()
+        self._latest_nbytes = 0
+        self._spare: deque[Allocation] = deque()
+        """Of so many bytes each and in one piece: the free space that is not in `_starts`."""
         self._borders: set[int] = set()
         self._starts: list[int] = []
         self._lengths: dict[int, int] = {}
@@ -37,11 +54,18 @@ class Extents:
             self._borders.add(at)
         self.free_bytes = at
 
-    def take(self, nbytes: int) -> list[Extent]:
-        """Extents of `nbytes` together; the caller has made sure that there is as much."""
+    def take(self, nbytes: int) -> Allocation | None:
+        """Return room for so many bytes; None if there is not as much."""
         with self._lock:
-            assert nbytes <= self.free_bytes, "more was taken than the ledger can have promised"
+            if nbytes > self.free_bytes:
+                return None
             self.free_bytes -= nbytes
+            if nbytes == self._latest_nbytes:
+                if self._spare:
+                    return self._spare.popleft()
+            else:
+                self._latest_nbytes = nbytes
+                self._join_the_spare()
             taken: list[Extent] = []
             used_up = 0
             while nbytes:
@@ -56,13 +80,21 @@ class Extents:
                 else:
                     used_up += 1
             del self._starts[:used_up]
-            return taken
+            return Allocation(taken)
 
-    def give(self, extents: list[Extent]) -> None:
+    def give(self, room: Allocation) -> None:
         with self._lock:
-            for start, length in extents:
-                self.free_bytes += length
+            self.free_bytes += room.nbytes
+            if room.nbytes == self._latest_nbytes and len(room.extents) == 1:
+                self._spare.append(room)
+                return
+            for start, length in room.extents:
                 self._insert(start, length)
+
+    def _join_the_spare(self) -> None:
+        for room in self._spare:
+            self._insert(*room.extents[0])
+        self._spare.clear()
 
     def _insert(self, start: int, length: int) -> None:
         at = bisect_left(self._starts, start)

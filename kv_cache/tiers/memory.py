@@ -1,7 +1,6 @@
 """RAM as a tier: one buffer, allocated and touched before the run. Also used instead of a GPU where
 there is none, and says so."""
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from kv_cache.core.kinds import Tier
 from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers.base import FREE, Capability, Place, Span, place_each
 from kv_cache.tiers.buffers import aligned_bytes
-from kv_cache.tiers.extents import Extent, Extents
+from kv_cache.tiers.extents import Allocation, Extent, Extents
 
 _TOUCH_BYTES = 64 * MIB
 
@@ -28,8 +27,7 @@ class ArenaStore(ABC):
 
     def __init__(self, regions: list[int]) -> None:
         self._extents = Extents(regions)
-        self._objects: dict[int, list[Extent]] = {}
-        self._lock = threading.Lock()
+        self._objects: dict[int, Allocation] = {}
 
     def spans(self, extents: Sequence[Extent]) -> Sequence[Span]:
         """Return where the bytes are, for who may copy them itself."""
@@ -51,27 +49,26 @@ class ArenaStore(ABC):
     def open(self, ref: CopyRef) -> "_ArenaObject":
         return _ArenaObject(self, ref, self._find(ref))
 
-    def _take(self, ref: CopyRef) -> list[Extent]:
-        extents = self._extents.take(ref.nbytes)
-        with self._lock:
-            self._objects[ref.copy_id] = extents
-        return extents
+    def _take(self, ref: CopyRef) -> Allocation:
+        room = self._extents.take(ref.nbytes)
+        assert room is not None, "more was taken than the ledger can have promised"
+        self._objects[ref.copy_id] = room
+        return room
 
-    def _find(self, ref: CopyRef) -> list[Extent]:
-        extents = self._objects.get(ref.copy_id)
-        if extents is None:
+    def _find(self, ref: CopyRef) -> Allocation:
+        room = self._objects.get(ref.copy_id)
+        if room is None:
             raise StoreError(VANISHED, f"copy {ref.copy_id} is not in the buffer")
-        return extents
+        return room
 
     def delete(self, ref: CopyRef) -> None:
-        with self._lock:
-            extents = self._objects.pop(ref.copy_id, None)
-        if extents is None:
+        room = self._objects.pop(ref.copy_id, None)
+        if room is None:
             raise StoreError(VANISHED, f"copy {ref.copy_id} is not in the buffer")
-        self._extents.give(extents)
+        self._extents.give(room)
 
 
-def parts(extents: list[Extent], offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+def parts(extents: Sequence[Extent], offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
     """(place in the buffer, place in the caller's data, length) for a range of an object."""
     done = 0
     for start, length in extents:
@@ -105,8 +102,10 @@ class MemoryStore(ArenaStore):
         self._address: int = self._arena.ctypes.data
 
     def place(self, ref: CopyRef, *, writes: bool) -> Place:
-        extents = self._take(ref) if writes else self._find(ref)
-        return Place(self.spans(extents), (), self.engine, memory=self._arena)
+        room = self._take(ref) if writes else self._find(ref)
+        if room.seen_as is None:
+            room.seen_as = self.spans(room.extents)
+        return Place(room.seen_as, (), self.engine, memory=self._arena)
 
     def places(self, refs: Sequence[CopyRef], *, writes: bool) -> Sequence[Place | StoreError]:
         return place_each(partial(self.place, writes=writes), refs)
@@ -156,13 +155,13 @@ class _ArenaObject:
 
     steps: Sequence[MetadataStep] = ()
 
-    def __init__(self, store: ArenaStore, ref: CopyRef, extents: list[Extent]) -> None:
+    def __init__(self, store: ArenaStore, ref: CopyRef, room: Allocation) -> None:
         self.engine = store.engine
-        self.spans = store.spans(extents)
+        self.spans = store.spans(room.extents)
         self._kept = store.kept()  # as long as somebody may copy from there
         self._store = store
         self._ref = ref
-        self._extents = extents
+        self._extents = room.extents
 
     def write(self, offset: int, data: memoryview) -> None:
         for at, place, length in parts(self._extents, offset, len(data)):

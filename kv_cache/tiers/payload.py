@@ -39,6 +39,7 @@ from kv_cache.tiers.buffers import Buffer
 Words = npt.NDArray[np.uint64]
 
 _STEPS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)  # odd, so injective
+_THREE_WORDS = struct.Struct("<3Q")
 _WORDS = (0, 1, -1)  # where in a page, or sector, the three words are
 _TINT = 0xD6E8FEB86659FD93
 _PLAIN = 2  # a word of a page, or sector, that is no stamp
@@ -65,7 +66,7 @@ class Payload:
         noise = np.random.Generator(np.random.SFC64(seed.integer()))
         flat = np.frombuffer(noise.bytes(buffer_bytes), np.uint64)
         self._noise = flat.reshape(-1, PAGE_BYTES // 8)
-        self._last: tuple[bytes, tuple[int, ...]] = (b"", ())
+        self._last: tuple[tuple[bytes, int], tuple[int, ...]] = ((b"", 0), ())
         self._places: dict[int, dict[int, int]] = {}
         numbers = np.arange(buffer_bytes // SECTOR_BYTES, dtype=np.uint64)
         self._ramps = tuple(numbers * np.uint64(step) for step in _STEPS)
@@ -88,9 +89,9 @@ class Payload:
         pairs = zip(hashed, _STEPS, strict=True)
         return tuple((base + number * step) % 2**64 for base, step in pairs)
 
-    def firsts(self, refs: Sequence[CopyRef]) -> Words:
+    def firsts(self, refs: Sequence[CopyRef]) -> list[tuple[int, ...]]:
         """Return the three words of the stamp of the first page, or sector, of each copy."""
-        return np.array([self._hashed(ref) for ref in refs], np.uint64)
+        return [_hashed(ref.key, ref.version, self._salt) for ref in refs]
 
     def stamps_from(self, firsts: Words, numbers: npt.NDArray[Any]) -> Words:
         """Return the three words of each of many stamps: `numbers` pages, or sectors, after those
@@ -179,16 +180,20 @@ class Payload:
             yield word, ramp[:count] + _word(base)
 
     def _hashed(self, ref: CopyRef) -> tuple[int, ...]:
-        name = ref.key + ref.version.to_bytes(8, "little")
+        name = ref.key, ref.version
         last, hashed = self._last  # asked for the same copy several times in a row
         if last != name:
-            digest = hashlib.blake2b(name, digest_size=24, key=self._salt).digest()
-            hashed = struct.unpack("<3Q", digest)
+            hashed = _hashed(*name, self._salt)
             self._last = (name, hashed)
         return hashed
 
     def _tint(self, hashed: tuple[int, ...], offset: int) -> int:
         return (hashed[0] + offset // self._buffer_bytes) % TINTS
+
+
+def _hashed(key: bytes, version: int, salt: bytes) -> tuple[int, ...]:
+    name = key + version.to_bytes(8, "little")
+    return _THREE_WORDS.unpack(hashlib.blake2b(name, digest_size=24, key=salt).digest())
 
 
 def _units(words: Words, nbytes: int) -> Words:

@@ -366,6 +366,7 @@ def test_a_buffer_that_had_sectors_holds_noise_again_for_pages() -> None:
 def test_the_stamps_of_many_places_are_those_of_each(numbers: list[int]) -> None:
     copies = [ref(version=0, nbytes=MIB), ref(version=1, nbytes=MIB)]
     of = np.arange(len(numbers)) % 2
-    many = PAYLOAD.stamps_from(PAYLOAD.firsts(copies)[of], np.array(numbers, np.uint64))
+    firsts = np.array(PAYLOAD.firsts(copies), np.uint64)
+    many = PAYLOAD.stamps_from(firsts[of], np.array(numbers, np.uint64))
     each = [PAYLOAD.bases(copies[i % 2], n * PAGE_BYTES) for i, n in enumerate(numbers)]
     assert [tuple(map(int, row)) for row in many] == each

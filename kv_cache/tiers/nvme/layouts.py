@@ -24,7 +24,7 @@ from kv_cache.core.effect import VANISHED, CopyRef, MetadataStep
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import MIB, PAGE_BYTES
 from kv_cache.tiers.base import FREE, NEW_MODE, Names, Place, Span, Steps, reason_of
-from kv_cache.tiers.extents import Extent, Extents
+from kv_cache.tiers.extents import Allocation, Extent, Extents
 from kv_cache.tiers.nvme.engines import Engine, size_of
 
 SHARDS = 256
@@ -219,16 +219,7 @@ _place: Callable[[tuple[Any, ...]], Place] = partial(tuple.__new__, Place)
 """As the classes, of all of their fields, without a frame of Python's."""
 
 
-class _Kept:
-    """An object of an arena. Where it is in files is worked out once, as it is mostly asked for by
-    one engine."""
-
-    __slots__ = ("extents", "latest")
-
-    def __init__(self, extents: list[Extent]) -> None:
-        self.extents = extents
-        self.latest: tuple[list[int], Spans] | None = None
-        """By which descriptors it was last asked for, and its spans with them."""
+_ARENA_FULL = ("no-space", "the arena is full")
 
 
 class Arena:
@@ -269,52 +260,48 @@ class Arena:
         self._count = len(names)
         self._starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self._extents = Extents(sizes)
-        self._lock = threading.Lock()
-        self._objects: dict[int, _Kept] = {}
+        self._objects: dict[int, Allocation] = {}
 
     def places(
         self, refs: Sequence[CopyRef], engine: Engine, *, writes: bool, sync: bool
     ) -> list[Place | StoreError]:
         """Return where each copy is, or is to be written, for this engine, and synced then."""
         fds = self._fds[engine.open_flags]
-        with self._lock:
-            if writes:
-                return [self._new(ref, fds, engine.name, sync) for ref in refs]
-            return [self._old(ref, fds, engine.name) for ref in refs]
+        if writes:
+            return [self._new(ref, fds, engine.name, sync) for ref in refs]
+        return [self._old(ref, fds, engine.name) for ref in refs]
 
     def _new(self, ref: CopyRef, fds: list[int], engine: str, sync: bool) -> Place | StoreError:
         began_ns = time.monotonic_ns()
-        kept = self._take(ref)
-        if isinstance(kept, StoreError):
-            return kept
+        room = self._take(ref)
+        if room is None:
+            return StoreError(*_ARENA_FULL)
         step = _step(("allocate", time.monotonic_ns() - began_ns))
-        spans = self._spans(kept, fds)
+        spans = self._spans(room, fds)
         return _place((spans, (step,), engine, files_of(spans) if sync else (), False, False, None))
 
     def _old(self, ref: CopyRef, fds: list[int], engine: str) -> Place | StoreError:
-        kept = self._objects.get(ref.copy_id)
-        if kept is None:
+        room = self._objects.get(ref.copy_id)
+        if room is None:
             return _not_here(ref)
-        return _place((self._spans(kept, fds), (), engine, (), False, False, None))
+        return _place((self._spans(room, fds), (), engine, (), False, False, None))
 
     def names(self, ref: CopyRef, engine: str, flags: int, *, writes: bool, fsync: str) -> None:
         return None
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
         began_ns = time.monotonic_ns()
-        with self._lock:
-            kept = self._take(ref)
-        if isinstance(kept, StoreError):
-            raise kept
+        room = self._take(ref)
+        if room is None:
+            raise StoreError(*_ARENA_FULL)
         steps.append(MetadataStep("allocate", time.monotonic_ns() - began_ns))
-        return self._spans(kept, self._fds[flags])
+        return self._spans(room, self._fds[flags])
 
-    def _take(self, ref: CopyRef) -> _Kept | StoreError:
-        """Under the lock: room for a new copy."""
-        if ref.nbytes > self._extents.free_bytes:
-            return StoreError("no-space", "the arena is full")
-        kept = self._objects[ref.copy_id] = _Kept(self._extents.take(ref.nbytes))
-        return kept
+    def _take(self, ref: CopyRef) -> Allocation | None:
+        room = self._extents.take(ref.nbytes)
+        if room is not None:
+            self._objects[ref.copy_id] = room
+        return room
 
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
         pass
@@ -323,11 +310,10 @@ class Arena:
         self.delete(ref)
 
     def open(self, ref: CopyRef, flags: int, steps: Steps) -> Spans:
-        with self._lock:
-            kept = self._objects.get(ref.copy_id)
-        if kept is None:
+        room = self._objects.get(ref.copy_id)
+        if room is None:
             raise _not_here(ref)
-        spans = self._spans(kept, self._fds[flags])
+        spans = self._spans(room, self._fds[flags])
         for span in spans:
             if not flags & _DIRECT:  # which finds it itself, and a call would cost a tenth of it
                 require_size(span)
@@ -337,11 +323,10 @@ class Arena:
         pass
 
     def delete(self, ref: CopyRef) -> None:
-        with self._lock:
-            kept = self._objects.pop(ref.copy_id, None)
-        if kept is None:
+        room = self._objects.pop(ref.copy_id, None)
+        if room is None:
             raise _not_here(ref)
-        self._extents.give(kept.extents)
+        self._extents.give(room)
 
     def describe(self) -> Mapping[str, Any]:
         return {"layout": self.name, "arena_files": self._count}
@@ -351,11 +336,13 @@ class Arena:
         self._fds = {}
         close_all(fds)
 
-    def _spans(self, kept: _Kept, fds: list[int]) -> Spans:
-        latest = kept.latest
-        if latest is None or latest[0] is not fds:
-            latest = kept.latest = fds, tuple([self._span(extent, fds) for extent in kept.extents])
-        return latest[1]
+    def _spans(self, room: Allocation, fds: list[int]) -> Spans:
+        """Return the spans of room by these descriptors, which are worked out once: it is mostly
+        asked for by one engine."""
+        if room.seen_as is None or room.seen_as[0] is not fds:
+            room.seen_as = fds, tuple([self._span(extent, fds) for extent in room.extents])
+        spans: Spans = room.seen_as[1]
+        return spans
 
     def _span(self, extent: Extent, fds: list[int]) -> Span:
         offset, length = extent
