@@ -18,7 +18,7 @@ from typing import Any
 from kv_cache.config.axes import Axis, axes_of, count_of, nested, table_of, word
 from kv_cache.config.scenario import InstanceSection, Scenario
 from kv_cache.config.scenario_fitted import fitted_options
-from kv_cache.config.scenario_rules import check, not_asked, not_read, refuse
+from kv_cache.config.scenario_rules import PACE, check, not_asked, not_read, refuse
 from kv_cache.config.scenario_trace import unread_by_trace
 from kv_cache.config.schema import describe, overlay, show
 from kv_cache.config.unread import value_at
@@ -270,10 +270,10 @@ def _yielded(
     sets: Mapping[str, str],
     where: str,
 ) -> tuple[Scenario, tuple[str, ...]]:
-    """Return the scenario as another workload that is set leaves it (another source, or a file of
-    `trace fit`), and the options of the file that yield to it: they are taken out of what varies
-    and of the preset too. What is set itself stays, to be refused or read. A preset that is asked
-    for says how many requests are asked."""
+    """Return the scenario as another workload that is set leaves it (another source, a file of
+    `trace fit`, or users in place of a rate), and the options of the file that yield to it: they
+    are taken out of what varies and of the preset too. What is set itself stays, to be refused or
+    read. A preset that is asked for says how many requests are asked."""
     source, fitted = sets.get("workload.source"), sets.get("workload.fitted")
     foreign: dict[str, object] = {}
     if source is not None and source != base.workload.source:
@@ -283,6 +283,8 @@ def _yielded(
         new = overlaid(base, foreign, where)
         new = new if source is None else overlaid(new, {"workload.source": source}, where)
         foreign |= _defaults_below([path for path in not_read(new) if path.startswith("workload.")])
+    if sets.get("workload.concurrency") and (source or base.workload.source) != "trace":
+        foreign |= {path: _DEFAULTS[path] for path in (f"workload.{name}" for name in PACE)}
     foreign = {path: value for path, value in foreign.items() if path not in sets}
     left = _taken_out(base, foreign, extras, scale)
     return overlaid(base, foreign, where), left

@@ -180,7 +180,8 @@ def _why_left_out(facts: SimFacts) -> str:
     file = work.get("trace") or work.get("fitted")
     if file:
         return f"as {PurePath(file).name} stands in its place"
-    return f"as source {work.get('source')} does not read it"
+    users = f" with concurrency {work['concurrency']}" if work.get("concurrency") else ""
+    return f"as source {work.get('source')}{users} does not read it"
 
 
 def _by_measure(facts: SimFacts) -> list[Part]:

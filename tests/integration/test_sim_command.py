@@ -4,6 +4,7 @@ signals, bad input."""
 import csv
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -531,6 +532,23 @@ def test_a_trace_without_sessions_leaves_out_the_prefetch_of_next_turns(
     assert main(["sim", "pd-ratio", "--set", trace, "--set", "tiers.prefetch=next-in-session",
                  "--set", "tiers.prefetch_into=hbm"]) == 2  # fmt: skip
     assert "so that nobody knows of a next turn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["b13", "single-node", "unified-vs-separated"])
+def test_users_that_are_set_take_the_place_of_the_rate_of_a_scenario(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a rate that varies; who types both is told."""
+    users = [name, "--preset", "smoke", "--set", "workload.concurrency=3"]
+    found = sim(capsys, *users)
+    assert found["left_out"] == ["workload.rate_per_s"]
+    assert "workload.rate_per_s" not in found["varied"]
+    assert all(v["numbers"]["levels.waiting.max"]["mean"] <= 3 for v in found["variants"])
+    assert main(["sim", *users]) == 0
+    wanted = "as source (sessions|poisson) with concurrency 3 does not read it: workload.rate_per_s"
+    assert re.search(wanted, capsys.readouterr().out)
+    assert main(["sim", *users, "--set", "workload.rate_per_s=1"]) == 2
+    assert "workload.rate_per_s is 1.0, which has no effect" in capsys.readouterr().err
 
 
 def test_a_trace_is_asked_whole_unless_a_limit_is_set_and_the_limit_is_said(
