@@ -94,6 +94,24 @@ class _IoBatch:
             raise self._error
 
 
+class _Lived:
+    """A life and what its thread has to do for it. Only under the drive's lock, but by that thread
+    where it is not parked."""
+
+    __slots__ = ("effect", "error", "life", "needed", "over", "value")
+
+    def __init__(self, life: Generator[Effect, Done, Any]) -> None:
+        self.life = life
+        self.effect: Effect | None = None
+        """None where the life waits."""
+        self.over = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.needed = threading.Lock()
+        """Held until the thread, which waits, has something to do."""
+        self.needed.acquire()
+
+
 class Drive:
     """Threads that serve what `intake` gives them."""
 
@@ -129,8 +147,7 @@ class Drive:
         self._work = threading.Condition(self._lock)
         self._feed = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
-        self._parked: dict[Token, list[threading.Lock]] = {}
-        """Each is held until its thread may go on: an event's price is several times a lock's."""
+        self._parked: dict[Token, list[_Lived]] = {}
         self._batches: SimpleQueue[_IoBatch | None] = SimpleQueue()
         self._lives: SimpleQueue[Life | None] = SimpleQueue()
         self._living: dict[int, Queued] = {}
@@ -273,8 +290,8 @@ class Drive:
             self._work.notify_all()
             self._feed.notify_all()
             if self._abort.is_set():
-                for turn in itertools.chain(*self._parked.values()):
-                    turn.release()
+                for lived in itertools.chain(*self._parked.values()):
+                    lived.needed.release()
                 self._parked.clear()
         for thread in list(self._threads):
             self._batches.put(None)
@@ -383,9 +400,10 @@ class Drive:
         request, enqueued_ns = queued
         life = lifecycle(request, self._world, enqueued_ns=enqueued_ns, started_ns=started_ns)
         try:
-            record: RequestRecord = self._live(life)
+            record, spawned = self._live(life)
         except _Aborted:
             return  # stays in `_living`: `stop` counts it
+        self._hand_over(spawned)
         with self._lock:
             if self._sealed:
                 return
@@ -428,15 +446,26 @@ class Drive:
                 self._feed.wait(wait_s)
 
     def _backgrounder(self) -> None:
-        while (life := self._lives.get()) is not None:
+        life = self._lives.get()
+        while life is not None:
+            spawned: list[Life] = []
             try:
-                self._live(life)
+                _, spawned = self._live(life)
             except _Aborted:
-                continue
-            with self._lock:
-                self._background_left -= 1
-                if self._done or not self._background_left:
-                    self._changed.notify_all()
+                pass
+            else:
+                with self._lock:
+                    self._background_left -= 1
+                    if self._done or not self._background_left:
+                        self._changed.notify_all()
+            # The first is ours if none came before it: nobody has to be woken for it.
+            following = spawned.pop(0) if spawned and self._lives.empty() else None
+            self._hand_over(spawned)
+            life = following or self._lives.get()
+
+    def _hand_over(self, lives: Iterable[Life]) -> None:
+        for life in lives:
+            self._lives.put(life)
 
     def _helper(self) -> None:
         while (batch := self._batches.get()) is not None:
@@ -444,14 +473,15 @@ class Drive:
 
     # --- one life ------------------------------------------------------------------------
 
-    def _live(self, life: Generator[Effect, Done, Any]) -> Any:
-        """Run a life to its end; its return value."""
+    def _live(self, life: Generator[Effect, Done, Any]) -> tuple[Any, list[Life]]:
+        """Run a life to its end; return its value, and lives that it has made and nobody has yet.
+
+        A life that waits is taken on by who ends its waiting, as far as that needs no thread of its
+        own: to wake one takes as long as many objects.
+        """
         parts = self._unrecorded[threading.get_ident()] = list[OpDone | OpsDone]()
-        done: Done | None = None
+        lived, done = _Lived(life), None
         while True:
-            effect: Effect | None = None
-            value: Any = None
-            turn: threading.Lock | None = None
             with self._lock:
                 if self._sealed:
                     raise _Aborted
@@ -460,39 +490,64 @@ class Drive:
                 parts.clear()
                 if self._abort.is_set():
                     raise _Aborted
-                try:
-                    effect = next(life) if done is None else life.send(done)
-                except StopIteration as stop:
-                    value = stop.value
-                woken = [t for token in self._signals.drain() for t in self._parked.pop(token, ())]
-                if isinstance(effect, Await):
-                    turn = threading.Lock()
-                    turn.acquire()
-                    self._parked.setdefault(effect.token, []).append(turn)
-                elif isinstance(effect, Spawn):
-                    self._background_left += 1
-            for waiter in woken:  # now: under the lock they would wake to wait for it
-                waiter.release()
-            if effect is None:
-                return value
-            ops = self._perform(effect, turn, parts)
-            done = Done(self._clock.now_ns(), ops)
+                needed, spawned = self._go_on(lived, done)
+            for other in needed:  # now: under the lock they would wake to wait for it
+                other.needed.release()
+            if lived.over:
+                return lived.value, spawned
+            self._hand_over(spawned)
+            if lived.effect is None:
+                lived.needed.acquire()
+                if lived.error is not None:
+                    raise lived.error
+                if lived.over:
+                    return lived.value, []
+            if lived.effect is not None:  # else the run is aborted
+                done = Done(self._clock.now_ns(), self._perform(lived.effect, parts))
 
-    def _perform(
-        self, effect: Effect, turn: "threading.Lock | None", parts: list[OpDone | OpsDone]
-    ) -> tuple[OpDone, ...]:
+    def _go_on(self, lived: "_Lived", done: Done | None) -> tuple[list["_Lived"], list[Life]]:
+        """Under the lock: take a life on, and those that wait for what that fires. Return those
+        others whose threads have something to do now, and lives to begin."""
+        needed: list[_Lived] = []
+        spawned: list[Life] = []
+        self._step(lived, done, spawned)
+        while tokens := self._signals.drain():
+            for other in itertools.chain(*(self._parked.pop(token, ()) for token in tokens)):
+                try:
+                    self._step(other, Done(self._clock.now_ns(), ()), spawned)
+                except BaseException as error:  # noqa: BLE001 - raised by its own thread
+                    other.error = error
+                if other.over or other.error is not None or other.effect is not None:
+                    needed.append(other)
+        return needed, spawned
+
+    def _step(self, lived: "_Lived", done: Done | None, spawned: list[Life]) -> None:
+        """Take a life on until it is over, waits, or needs its thread."""
+        life = lived.life
+        while True:
+            try:
+                effect = next(life) if done is None else life.send(done)
+            except StopIteration as stop:
+                lived.over, lived.value = True, stop.value
+                return
+            if isinstance(effect, Await):
+                lived.effect = None
+                self._parked.setdefault(effect.token, []).append(lived)
+                return
+            if not isinstance(effect, Spawn):
+                lived.effect = effect
+                return
+            self._background_left += 1
+            spawned.append(effect.life)
+            done = Done(self._clock.now_ns(), ())
+
+    def _perform(self, effect: Effect, parts: list[OpDone | OpsDone]) -> tuple[OpDone, ...]:
         """Add to `parts` what is to be recorded; return what the life is told unless all went
         well."""
-        match effect:
-            case Transfer(ops=ops):
-                return self._transfer(ops, parts)
-            case Compute(duration_ns=duration_ns):
-                self._abort.wait(duration_ns / NS_PER_S)
-            case Await():
-                assert turn is not None
-                turn.acquire()
-            case Spawn(life=life):
-                self._lives.put(life)
+        if isinstance(effect, Transfer):
+            return self._transfer(effect.ops, parts)
+        assert isinstance(effect, Compute), effect
+        self._abort.wait(effect.duration_ns / NS_PER_S)
         return ()
 
     def _transfer(self, ops: tuple[Op, ...], parts: list[OpDone | OpsDone]) -> tuple[OpDone, ...]:

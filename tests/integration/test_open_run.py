@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from kv_cache.bench.drive import Drive
 from kv_cache.bench.run import RealRun, open_run
 from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
+from kv_cache.core.effect import Await, Compute, Life, Spawn
 from kv_cache.core.kinds import Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import gib_to_bytes
+from kv_cache.core.units import NS_PER_S, gib_to_bytes
 from kv_cache.tiers.base import Store
 
 SEED = 5
@@ -98,3 +100,66 @@ def test_a_closed_run_can_be_read_and_its_buffers_are_gone(tmp_path: Path) -> No
     assert sys.getswitchinterval() == interval_s
     assert gc.get_freeze_count() == 0
     assert not list(tmp_path.glob("kv-cache-run-*"))
+
+
+def let_live(run: RealRun, *lives: Life) -> None:
+    drive = run._machine.drive
+    drive.start()
+    drive.populate(iter(lives), threading.Event(), lambda: None)
+    drive.stop()
+    assert not drive.left
+
+
+def test_a_life_that_waits_is_taken_on_by_who_ends_that_until_it_needs_its_thread(
+    tmp_path: Path,
+) -> None:
+    threads: list[str] = []
+
+    def here() -> None:
+        threads.append(threading.current_thread().name)
+
+    def child() -> Life:
+        yield Compute(0)
+        here()
+
+    def waits() -> Life:
+        yield Await(("first", 0))
+        here()
+        yield Spawn(child())
+        yield Await(("second", 0))
+        here()
+        yield Compute(0)
+        here()
+
+    def fires(drive: Drive) -> Life:
+        yield Compute(NS_PER_S // 5)  # until the other waits
+        here()
+        drive._signals.fire(("first", 0))
+        yield Compute(0)
+        drive._signals.fire(("second", 0))
+
+    with open_run(plan_in(tmp_path), threading.Event()) as run:
+        let_live(run, waits(), fires(run._machine.drive))
+        assert run._machine.drive.death is None
+    assert len(threads) == 5
+    firing, first, *_ = threads
+    assert first == firing
+    assert threads.count(firing) >= 3, "the second wait was ended by it too"
+    assert len(set(threads)) > 1, "what needs a thread is done by its own"
+
+
+def test_a_life_that_fails_after_its_wait_ends_the_run(tmp_path: Path) -> None:
+    """By whomever it was taken on: its own thread does not wait for ever."""
+
+    def waits() -> Life:
+        yield Await(("never", 0))
+        raise RuntimeError("a defect")
+
+    def fires(drive: Drive) -> Life:
+        yield Compute(NS_PER_S // 5)
+        drive._signals.fire(("never", 0))
+        yield Compute(0)
+
+    with open_run(plan_in(tmp_path), threading.Event()) as run:
+        let_live(run, waits(), fires(run._machine.drive))
+        assert str(run._machine.drive.death) == "a defect"
