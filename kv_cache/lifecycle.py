@@ -412,7 +412,7 @@ def _promote(
     done = yield Transfer(tuple(Move(ref, target, Cause.PROMOTION) for ref, target in pairs))
     p.now_ns, failures = done.at_ns, done.failures
     for number, (ref, target) in enumerate(pairs):
-        cache.end_write(target, ok=number not in failures)
+        cache.end_writes((target,), failed=(0,) if number in failures else ())
         _end_load(p, ref, failures.get(number), cause, bad)
 
 
@@ -524,13 +524,11 @@ def _write(p: _Progress | _Background, plan: RoomPlan, cause: Cause) -> Step:
         return
     done = yield Transfer(tuple(map(Write, plan.targets, repeat(cause))))
     p.now_ns, failures = done.at_ns, done.failures
-    for number, ref in enumerate(plan.targets):
-        failure = failures.get(number)
-        cache.end_write(ref, ok=failure is None)
-        if failure is None:
-            p.stored_bytes += ref.nbytes
-        else:
-            p.fail(failure.error or "write-failed")
+    cache.end_writes(plan.targets, failed=failures)
+    p.stored_bytes += sum([ref.nbytes for ref in plan.targets])
+    for number, failure in failures.items():
+        p.stored_bytes -= plan.targets[number].nbytes
+        p.fail(failure.error or "write-failed")
 
 
 def _write_through(p: _Progress | _Background, keys: Sequence[Key]) -> Step:
@@ -588,8 +586,7 @@ def _copy(
         pairs = zip(refs, plan.targets, strict=True)
         done = yield Transfer(tuple(Move(ref, target, cause) for ref, target in pairs))
         failures = done.failures
-        for number, target in enumerate(plan.targets):
-            cache.end_write(target, ok=number not in failures)
+        cache.end_writes(plan.targets, failed=failures)
     unreadable = {number for number, each in failures.items() if each.failed is OpKind.READ}
     left = [cache.end_read(ref, ok=i not in unreadable) for i, ref in enumerate(refs)]
     bad = [ref for ref in left if ref is not None]
@@ -617,9 +614,7 @@ def _make_room(
             moves = tuple([Move(d.source, d.target, demoted) for d in ready])
             done = yield Transfer(moves)
             now_ns = done.at_ns
-            failures = done.failures
-            for number, demotion in enumerate(ready):
-                cache.end_demotion(demotion, ok=number not in failures)
+            cache.end_demotions(ready, failed=done.failures)
         sources = [d.source for d in level.demotions]
         while (token := cache.pinned(sources)) is not None:
             done = yield Await(token)

@@ -46,9 +46,13 @@ class State(Enum):
     LEAVING = "leaving"
 
 
+PLANNED, WRITING, RESIDENT, LEAVING = State.PLANNED, State.WRITING, State.RESIDENT, State.LEAVING
+"""By these names no search through the classes of an enumeration, which is done for each copy."""
+
+
 class Copy(Struct, eq=False):
     ref: CopyRef
-    state: State = State.PLANNED
+    state: State = PLANNED
     pins: int = 0
     moving: bool = False  # chosen for demotion: readable, but not a victim again
     derived: bool = False  # made from another copy, not from new data
@@ -63,6 +67,14 @@ class Copy(Struct, eq=False):
         """Return what is fired from now on whenever the copy changes."""
         self.awaited = True
         return ("copy", self.ref.copy_id)
+
+
+def nearest_readable(copies: Iterable[Copy | None]) -> Copy | None:
+    """Return the first copy that can be read now."""
+    for copy in copies:
+        if copy is not None and copy.state is RESIDENT:
+            return copy
+    return None
 
 
 class Copies:
@@ -80,56 +92,55 @@ class Copies:
     def readable(self, tier: Tier) -> Iterable[Copy]:
         """Return the copies of `tier` that can be read now."""
         return (
-            copy
-            for copy in self.by_id.values()
-            if copy.state is State.RESIDENT and copy.ref.tier is tier
+            copy for copy in self.by_id.values() if copy.state is RESIDENT and copy.ref.tier is tier
         )
-
-    def lower(self, copy: Copy, index: int) -> Copy | None:
-        """Return the nearest readable copy of the same block below a tier."""
-        for each in self.by_key[copy.ref.key][index + 1 :]:
-            if each is not None and each.state is State.RESIDENT:
-                return each
-        return None
 
     def new(
         self, blocks: Iterable[Block], index: int, positions: Mapping[Key, Position]
     ) -> list[CopyRef]:
         """List copies of new data, which are to be written."""
-        tier, refs = self._tiers[index], list[CopyRef]()
+        tier, copies = self._tiers[index], list[Copy]()
+        copy_id, version = self._next_copy_id, self._next_version
         for block in blocks:
             key, tokens, _, objects = block
-            nbytes, version = block.stored_bytes, self._next_version
-            ref = _ref((self._next_copy_id, key, tier, nbytes, version, objects))
-            self._next_version = version + objects
-            position = positions.get(key, NO_POSITION)
-            self._list(index, Copy(ref, tokens=tokens, position=position))
-            refs.append(ref)
-        return refs
+            ref = _ref((copy_id, key, tier, block.stored_bytes, version, objects))
+            copies.append(Copy(ref, tokens=tokens, position=positions.get(key, NO_POSITION)))
+            copy_id += objects
+            version += objects
+        self._next_copy_id, self._next_version = copy_id, version
+        return self._list(index, copies)
 
-    def new_from(self, source: Copy, index: int) -> CopyRef:
-        """List a copy that is to be made from another one."""
-        _, key, _, nbytes, version, objects = source.ref
-        ref = _ref((self._next_copy_id, key, self._tiers[index], nbytes, version, objects))
-        copy = Copy(
-            ref,
-            derived=True,
-            refused=source.refused,
-            tokens=source.tokens,
-            position=source.position,
-        )
-        self._list(index, copy)
-        return ref
+    def new_from(self, sources: Iterable[Copy], index: int) -> list[CopyRef]:
+        """List copies that are to be made from others."""
+        tier, copies = self._tiers[index], list[Copy]()
+        copy_id = self._next_copy_id
+        for source in sources:
+            _, key, _, nbytes, version, objects = source.ref
+            ref = _ref((copy_id, key, tier, nbytes, version, objects))
+            copy = Copy(
+                ref,
+                derived=True,
+                refused=source.refused,
+                tokens=source.tokens,
+                position=source.position,
+            )
+            copies.append(copy)
+            copy_id += objects
+        self._next_copy_id = copy_id
+        return self._list(index, copies)
 
-    def unlist(self, copy: Copy) -> bool:
-        """Make it impossible to find a copy by its key; return whether it was the block's last."""
-        _, key, tier, _, _, _ = copy.ref
-        entry = self.by_key[key]
-        entry[self.index_of[tier]] = None
-        if any(entry):
-            return False
-        del self.by_key[key]
-        return True
+    def unlist(self, copies: Iterable[Copy]) -> list[Copy]:
+        """Make it impossible to find copies by their keys; return those that were the last of their
+        blocks."""
+        by_key, index_of, last = self.by_key, self.index_of, list[Copy]()
+        for copy in copies:
+            _, key, tier, _, _, _ = copy.ref
+            entry = by_key[key]
+            entry[index_of[tier]] = None
+            if not any(entry):
+                del by_key[key]
+                last.append(copy)
+        return last
 
     def check(self) -> None:
         for key, entry in self.by_key.items():
@@ -138,14 +149,18 @@ class Copies:
                 if copy is not None:
                     assert copy.ref.key == key, "a copy is under another key"
                     assert self.index_of[copy.ref.tier] == index, "a copy is in another tier"
-                    assert copy.state is not State.LEAVING, "a leaving copy can be found"
+                    assert copy.state is not LEAVING, "a leaving copy can be found"
 
-    def _list(self, index: int, copy: Copy) -> None:
-        copy_id, key, _, _, _, objects = copy.ref
-        self._next_copy_id = copy_id + objects
-        self.by_id[copy_id] = copy
-        entry = self.by_key.get(key)
-        if entry is None:
-            entry = self.by_key[key] = [None] * len(self._tiers)
-        assert entry[index] is None, "a second copy of a key in one tier"
-        entry[index] = copy
+    def _list(self, index: int, copies: Iterable[Copy]) -> list[CopyRef]:
+        by_id, by_key, refs = self.by_id, self.by_key, list[CopyRef]()
+        for copy in copies:
+            ref = copy.ref
+            copy_id, key, _, _, _, _ = ref
+            by_id[copy_id] = copy
+            entry = by_key.get(key)
+            if entry is None:
+                entry = by_key[key] = [None] * len(self._tiers)
+            assert entry[index] is None, "a second copy of a key in one tier"
+            entry[index] = copy
+            refs.append(ref)
+        return refs

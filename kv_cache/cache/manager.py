@@ -17,9 +17,19 @@ deleted once its last reader has gone.
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 
 from kv_cache.cache.admission_gate import AdmissionAnswers, AdmissionGate
-from kv_cache.cache.copies import NO_POSITIONS, Copies, Copy, Position, State
+from kv_cache.cache.copies import (
+    LEAVING,
+    NO_POSITIONS,
+    PLANNED,
+    RESIDENT,
+    WRITING,
+    Copies,
+    Copy,
+    Position,
+)
 from kv_cache.cache.counts import CopyTally, Prefetches
 from kv_cache.cache.ledger import Claim, Ledger
 from kv_cache.cache.limits import CacheRules, TierLimits, TierSpec
@@ -76,14 +86,14 @@ class CacheManager:
     def resident(self, key: Key) -> Copy | None:
         """Return the fastest copy of `key` that can be read now."""
         for copy in self._copies.by_key.get(key, ()):
-            if copy is not None and copy.state is State.RESIDENT:
+            if copy is not None and copy.state is RESIDENT:
                 return copy
         return None
 
     def incoming(self, key: Key) -> Token | None:
         """Return what to await if `key` is not resident but is being stored."""
         for copy in self._copies.by_key.get(key, ()):
-            if copy is not None and copy.state is not State.RESIDENT:
+            if copy is not None and copy.state is not RESIDENT:
                 return copy.await_change()
         return None
 
@@ -107,11 +117,11 @@ class CacheManager:
         for copy in self._copies.by_key.get(key, ()):
             if copy is None or not copy.ahead:
                 continue
-            if copy.state is State.RESIDENT:
+            if copy.state is RESIDENT:
                 return None
             if copy.unread:
                 self._count_first_ask(copy, read=False)
-            if copy.state is State.WRITING:
+            if copy.state is WRITING:
                 return copy.await_change()
         return None
 
@@ -152,7 +162,7 @@ class CacheManager:
             each.refused = False
             if each.unread:
                 self._count_first_ask(each, read=each is copy)
-            if each.state is State.RESIDENT and not each.moving:
+            if each.state is RESIDENT and not each.moving:
                 self._policy(each).hit(each.ref.copy_id)
         self.admission_gate.used(key)
         return copy.ref
@@ -165,12 +175,11 @@ class CacheManager:
         """
         copy = self._copies.by_id[ref.copy_id]
         self._unpin(copy)
-        if not ok and copy.state is State.RESIDENT and not copy.moving:
+        if not ok and copy.state is RESIDENT and not copy.moving:
             self._policy(copy).remove(ref.copy_id, evicted=False)
-            if self._leave(copy):
-                self.lost_bytes += ref.nbytes
+            self._lose([copy])
         self._changed(copy)
-        if copy.state is State.LEAVING and copy.pins == 0 and not copy.moving:
+        if copy.state is LEAVING and copy.pins == 0 and not copy.moving:
             self._motion += 1
             return ref
         return None
@@ -263,9 +272,7 @@ class CacheManager:
             if planned is None:
                 continue
             draft, count = planned
-            targets = [
-                self._new_copy_of(self._copies.by_id[r.copy_id], index) for r in series[:count]
-            ]
+            targets = self._new_from([self._copies.by_id[r.copy_id] for r in series[:count]], index)
             for ref in series[:count]:
                 self.admission_gate.settle(answers, ref.key, into=index)
             return self._commit(draft, targets), count
@@ -289,11 +296,11 @@ class CacheManager:
             if planned is None:
                 continue
             self.admission_gate.settle(answers, key, into=index)
-            target = self._new_copy_of(copy, index)
-            prefetched = self._copies.by_id[target.copy_id]
+            targets = self._new_from([copy], index)
+            prefetched = self._copies.by_id[targets[0].copy_id]
             prefetched.ahead = prefetched.unread = True
             self.prefetches.started.add(nbytes)
-            return self._commit(planned[0], [target]), source
+            return self._commit(planned[0], targets), source
         self._unpin(copy)
         self.admission_gate.settle(answers, key, into=None)
         if not any(answers.refused(index, key) for index in above):
@@ -324,7 +331,7 @@ class CacheManager:
         taken = wanted[:count]
         for copy in taken:
             self.admission_gate.settle(answers, copy.ref.key, into=last)
-        plan = self._commit(draft, [self._new_copy_of(copy, last) for copy in taken])
+        plan = self._commit(draft, self._new_from(taken, last))
         sources = [self._pin(copy) for copy in taken]
         return Backup(plan, sources, [ref.key for ref in refs[count:]])
 
@@ -342,55 +349,61 @@ class CacheManager:
             return False
         nbytes, by_id = 0, self._copies.by_id
         for ref in plan.targets:
-            by_id[ref.copy_id].state = State.WRITING
+            by_id[ref.copy_id].state = WRITING
             nbytes += ref.nbytes
         ledger.begin(nbytes, plan.claim)
         ledger.release(plan.claim)
         return True
 
-    def end_write(self, ref: CopyRef, *, ok: bool) -> None:
-        """Make a target readable, or leave nothing of it behind."""
-        copy_id, key, tier, nbytes, _, _ = ref
-        copy = self._copies.by_id[copy_id]
-        assert copy.state is State.WRITING, f"end_write of a copy that is {copy.state.value}"
-        self._motion -= 1
-        if ok:
-            copy.state = State.RESIDENT
-            depth, parent = copy.position
-            item = _item((copy_id, key, nbytes, copy.tokens, depth, parent, 1))
-            self._policies[self._copies.index_of[tier]].insert(item)
-        else:
-            self._ledger(ref).end(nbytes)
-            self._forget(copy)
-        if copy.awaited or self._wanted_space:
-            self._changed(copy)
+    def end_writes(self, refs: Sequence[CopyRef], *, failed: Container[int] = ()) -> None:
+        """Make targets readable, or leave nothing behind of those whose numbers have `failed`."""
+        by_id, index_of, policies = self._copies.by_id, self._copies.index_of, self._policies
+        self._motion -= len(refs)
+        for number, ref in enumerate(refs):
+            copy_id, key, tier, nbytes, _, _ = ref
+            copy = by_id[copy_id]
+            assert copy.state is WRITING, f"a write ended of a copy that is {copy.state}"
+            if number in failed:
+                self._ledger(ref).end(nbytes)
+                self._forget(copy)
+            else:
+                copy.state = RESIDENT
+                depth, parent = copy.position
+                item = _item((copy_id, key, nbytes, copy.tokens, depth, parent, 1))
+                policies[index_of[tier]].insert(item)
+            if copy.awaited or self._wanted_space:
+                self._changed(copy)
 
     # --- making room -----------------------------------------------------------------------
 
     def begin_demotions(self, level: RoomLevel) -> list[Demotion]:
         """Return the level's demotions that can begin; the others' sources are simply given up."""
-        ready, by_id = [], self._copies.by_id
+        ready, begun, by_id = [], dict[Tier, tuple[Claim, int]](), self._copies.by_id
         for demotion in level.demotions:
-            ref, claim = demotion.target, demotion.claim
-            target, nbytes = by_id[ref.copy_id], ref.nbytes
-            if claim.held >= nbytes:
-                self._ledger(ref).begin(nbytes, claim)
-                target.state = State.WRITING
+            copy_id, _, tier, nbytes, _, _ = demotion.target
+            claim, before = begun.get(tier) or (demotion.claim, 0)  # a tier's have one claim
+            target = by_id[copy_id]
+            if claim.held >= before + nbytes:
+                begun[tier] = claim, before + nbytes
+                target.state = WRITING
                 ready.append(demotion)
             else:
+                begun[tier] = claim, before
                 self._forget(target)
                 self._motion -= 1
                 self._changed(target)
-                self._finish_source(demotion.source)
-        for demotion in level.demotions:
-            self._ledger(demotion.target).release(demotion.claim)
+                self._finish_sources([demotion.source])
+        for tier, (claim, nbytes) in begun.items():
+            ledger = self.ledgers[self._copies.index_of[tier]]
+            ledger.begin(nbytes, claim)
+            ledger.release(claim)
         return ready
 
-    def end_demotion(self, demotion: Demotion, *, ok: bool) -> None:
-        """Make the lower copy readable if the demotion succeeded; the upper one leaves the index
-        either way."""
-        self.end_write(demotion.target, ok=ok)
-        self._finish_source(demotion.source)
+    def end_demotions(self, demotions: Sequence[Demotion], *, failed: Container[int] = ()) -> None:
+        """Make the lower copies readable, but for those whose numbers have `failed`; the upper ones
+        leave the index either way."""
+        self.end_writes([demotion.target for demotion in demotions], failed=failed)
+        self._finish_sources([demotion.source for demotion in demotions])
 
     def pinned(self, refs: Sequence[CopyRef]) -> Token | None:
         """Return what to await while a reader still holds one of the sources, which have left the
@@ -411,7 +424,7 @@ class CacheManager:
         self._motion -= len(refs)
         for number, (copy_id, _, tier, nbytes, _, _) in enumerate(refs):
             copy = by_id.pop(copy_id)
-            assert copy.state is State.LEAVING, "only what has left the index may be deleted"
+            assert copy.state is LEAVING, "only what has left the index may be deleted"
             assert copy.pins == 0, "a copy was deleted under a reader"
             if number in stay:
                 self.ledgers[self._copies.index_of[tier]].strand(nbytes)
@@ -428,12 +441,12 @@ class CacheManager:
         """Recount everything; called after every step in tests and at idle."""
         for index, (spec, ledger) in enumerate(zip(self.specs, self.ledgers, strict=True)):
             here = [c for c in self._copies.by_id.values() if c.ref.tier is spec.tier]
-            physical = sum(c.ref.nbytes for c in here if c.state is not State.PLANNED)
+            physical = sum(c.ref.nbytes for c in here if c.state is not PLANNED)
             assert physical + ledger.stranded == ledger.used, "the ledger disagrees with the copies"
             assert ledger.held >= 0, "a claim holds less than nothing"
             if ledger.capacity is not None:
                 assert ledger.used + ledger.held <= ledger.capacity, "a tier is over its capacity"
-            candidates = {c.ref.copy_id for c in here if c.state is State.RESIDENT and not c.moving}
+            candidates = {c.ref.copy_id for c in here if c.state is RESIDENT and not c.moving}
             assert candidates == set(self._policies[index].victims()), "the policy lost track"
         self._copies.check()
         started, unread = self.prefetches.started.blocks, self.unread_blocks
@@ -469,7 +482,7 @@ class CacheManager:
         read."""
         if read:
             self.prefetches.useful.add(copy.ref.nbytes)
-        elif copy.state is State.RESIDENT:
+        elif copy.state is RESIDENT:
             return  # a faster copy was read
         else:
             self.prefetches.late.add(copy.ref.nbytes)
@@ -524,36 +537,41 @@ class CacheManager:
 
     # --- making copies ---------------------------------------------------------------------
 
-    def _new_copy_of(self, source: Copy, index: int) -> CopyRef:
-        self._motion += 1
-        return self._copies.new_from(source, index)
+    def _new_from(self, sources: Sequence[Copy], index: int) -> list[CopyRef]:
+        self._motion += len(sources)
+        return self._copies.new_from(sources, index)
 
     def _forget(self, copy: Copy) -> None:
         """Remove a copy that never became readable."""
         if copy.unread:
             self.prefetches.failed.add(copy.ref.nbytes)
-        last = self._copies.unlist(copy)
+        last = self._copies.unlist((copy,))
         del self._copies.by_id[copy.ref.copy_id]
         if last and copy.derived:  # its source may have failed meanwhile, when this one gave hope
             self.lost_bytes += copy.ref.nbytes
 
-    def _leave(self, copy: Copy) -> bool:
-        """Take a copy out of the index, after it has left the policy; its bytes are still there.
-        Return whether it was the block's last."""
-        assert copy.state is State.RESIDENT, "only a resident copy can leave"
-        copy.state = State.LEAVING
-        if copy.unread:
-            self.prefetches.wasted.add(copy.ref.nbytes)
-            copy.unread = False
-        return self._copies.unlist(copy)
+    def _leave(self, copies: Sequence[Copy]) -> list[Copy]:
+        """Take copies out of the index, after they have left the policy; their bytes are still
+        there. Return those that were the last of their blocks."""
+        for copy in copies:
+            assert copy.state is RESIDENT, "only a resident copy can leave"
+            copy.state = LEAVING
+            if copy.unread:
+                self.prefetches.wasted.add(copy.ref.nbytes)
+                copy.unread = False
+        return self._copies.unlist(copies)
 
-    def _finish_source(self, ref: CopyRef) -> None:
-        """Take a demotion's source out of the index; its delete is now pending."""
-        copy = self._copies.by_id[ref.copy_id]
-        if self._leave(copy):
-            self.lost_bytes += ref.nbytes
-        if copy.awaited or self._wanted_space:
-            self._changed(copy)
+    def _lose(self, copies: Sequence[Copy]) -> None:
+        """Take copies out of the index that should not have been the last of their blocks."""
+        for copy in self._leave(copies):
+            self.lost_bytes += copy.ref.nbytes
+
+    def _finish_sources(self, refs: Sequence[CopyRef]) -> None:
+        """Take sources of demotions out of the index; their deletes are now pending."""
+        by_id = self._copies.by_id
+        copies = [by_id[ref.copy_id] for ref in refs]
+        self._lose(copies)
+        self._changed(*copies)
 
     def _changed(self, *copies: Copy) -> None:
         for copy in copies:
@@ -575,13 +593,9 @@ class CacheManager:
                 remove(copy.ref.copy_id, evicted=True)
         for level in draft.levels:
             real = levels[id(level)]
-            real.drops = tuple(map(self._drop, level.drops))
-            real.demotions = tuple(
-                [
-                    self._demote(copy, below.index, levels[id(below)].claim)
-                    for copy, below in level.demotions
-                ]
-            )
+            real.drops = self._drop(level.drops)
+            for group, below in level.demotions:
+                real.demotions += self._demote(group, below.index, levels[id(below)].claim)
         ordered = tuple(levels[id(level)] for level in draft.levels)
         return RoomPlan(tuple(targets), ordered, ordered[-1].claim)
 
@@ -589,17 +603,25 @@ class CacheManager:
         """Make decisions of what the tiers below have answered about the victims."""
         if not draft.answers.by_tier_and_key:
             return
-        into = {copy.ref.key: below.index for lv in draft.levels for copy, below in lv.demotions}
+        into = {
+            copy.ref.key: below.index
+            for level in draft.levels
+            for group, below in level.demotions
+            for copy in group
+        }
         for key in dict.fromkeys(key for _, key in draft.answers.by_tier_and_key):
             self.admission_gate.settle(draft.answers, key, into=into.get(key))
 
-    def _drop(self, copy: Copy) -> CopyRef:
-        self._motion += 1
-        if self._leave(copy):
-            self.dropped_last_copies += 1
-        return copy.ref
+    def _drop(self, copies: Sequence[Copy]) -> tuple[CopyRef, ...]:
+        self._motion += len(copies)
+        self.dropped_last_copies += len(self._leave(copies))
+        return tuple([copy.ref for copy in copies])
 
-    def _demote(self, copy: Copy, target_index: int, claim: Claim) -> Demotion:
-        copy.moving = True
-        self._motion += 1
-        return Demotion(copy.ref, self._new_copy_of(copy, target_index), claim)
+    def _demote(
+        self, copies: Sequence[Copy], target_index: int, claim: Claim
+    ) -> tuple[Demotion, ...]:
+        self._motion += len(copies)
+        for copy in copies:
+            copy.moving = True
+        sources, targets = [copy.ref for copy in copies], self._new_from(copies, target_index)
+        return tuple(map(Demotion, sources, targets, repeat(claim)))

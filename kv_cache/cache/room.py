@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct, field
 
 from kv_cache.cache.admission_gate import AdmissionAnswers, AdmissionGate, Rivals
-from kv_cache.cache.copies import NO_POSITION, Copies, Copy, Position
+from kv_cache.cache.copies import NO_POSITION, Copies, Copy, Position, nearest_readable
 from kv_cache.cache.limits import TierLimits
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import CopyRef
@@ -23,7 +23,7 @@ class DraftLevel(Struct, eq=False):
     held: int
     victims: list[Copy]  # as the policy has offered them
     drops: list[Copy]
-    demotions: list[tuple[Copy, "DraftLevel"]]
+    demotions: list[tuple[Sequence[Copy], "DraftLevel"]]  # by the tier that they go to
 
 
 class Draft(Struct, eq=False):
@@ -127,9 +127,9 @@ class RoomPlanner:
             if chosen is None:
                 return None
             victims = chosen
-            last = index == self._limits.last
+            by_key, beneath = self._copies.by_key, slice(index + 1, None)
             for victim in victims:
-                lower = None if last else self._copies.lower(victim, index)
+                lower = nearest_readable(by_key[victim.ref.key][beneath])
                 if lower is None:
                     down.append(victim)
                 else:
@@ -143,7 +143,7 @@ class RoomPlanner:
             below = self._draft(target, sum(sizes), max(sizes), draft)
             if below is None:
                 return None
-            level.demotions += [(copy, below) for copy in group]
+            level.demotions.append((group, below))
         draft.levels.append(level)
         return level
 

@@ -48,14 +48,14 @@ def content_key(*parts: str | int) -> Key:
     return hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
 
 
-def numbered_keys(parts: Sequence[str | int], numbers: Iterable[int]) -> Iterator[Key]:
+def numbered_keys(parts: Sequence[str | int], numbers: Iterable[int | str]) -> Iterator[Key]:
     """Yield `content_key(*parts, number)` of each number."""
     begun = hashlib.blake2b(
         "".join(f"{part}\x1f" for part in parts).encode(), digest_size=KEY_BYTES
     )
     for number in numbers:
         name = begun.copy()
-        name.update(b"%d" % number)
+        name.update(str(number).encode())
         yield name.digest()
 
 

@@ -94,8 +94,10 @@ _KINDS: Mapping[type[Op], OpKind] = {
 
 def _last_end(ends_ns: Sequence[int], first: int) -> tuple[int, int]:
     """Return the latest end, with the place of its last operation; the `first` has that one."""
-    end_ns = max(ends_ns)
-    return end_ns, first + len(ends_ns) - 1 - ends_ns[::-1].index(end_ns)
+    end_ns, place = max(ends_ns), len(ends_ns) - 1
+    while ends_ns[place] != end_ns:
+        place -= 1
+    return end_ns, first + place
 
 
 class Simulation:
@@ -359,7 +361,9 @@ class Simulation:
         on_end: Callable[[Any], None],
         done: Done | None,
     ) -> None:
-        """Let a life go on until it has to wait for an event."""
+        """Let a life go on until it has to wait for an event. Its first step may be one of several
+        that belong to one event, which all come before anything ends."""
+        begins = done is None
         while True:
             try:
                 effect = next(life) if done is None else life.send(done)
@@ -370,7 +374,11 @@ class Simulation:
             self._wake_waiters()
             match effect:
                 case Transfer(ops=ops):
-                    (self._transfer_singly if self._singly else self._transfer)(life, on_end, ops)
+                    if self._singly:
+                        self._transfer_singly(life, on_end, ops)
+                    elif self._transfer(life, on_end, ops, begins=begins):
+                        done = Done(self._clock.now_ns())
+                        continue
                 case Compute(duration_ns=duration_ns):
                     at_ns = self.now_ns + duration_ns
                     self._at(at_ns, lambda: self._step(life, on_end, Done(self.now_ns)))
@@ -406,9 +414,12 @@ class Simulation:
         life: Generator[Effect, Done, Any],
         on_end: Callable[[Any], None],
         blocks: tuple[Op, ...],
-    ) -> None:
+        *,
+        begins: bool,
+    ) -> bool:
         """Ask assumed devices, which say at once when they will have done what they are asked: one
-        event ends a batch. The second leg of a move is asked for after its first."""
+        event ends a batch. The second leg of a move is asked for after its first. Return whether
+        all has ended: in no time, before anything else happens."""
         ops = of_objects(blocks)
         now_ns, number = self._clock.now_ns(), self._sequence
         self._sequence += len(ops)
@@ -421,10 +432,15 @@ class Simulation:
             moves = _Moves(life, on_end, number, now_ns, cast("list[Reading]", reading))
             self._ends.moving[number] = cause, now_ns, moves.reading
             self._await_read(moves)
-            return
+            return False
         legs = EndedLegs(ends_ns, asked_ns, sources)
         self._ends.add(kind, cause, legs, ends_ns, new=kind is OpKind.WRITE)
-        self._end_batch(life, on_end, *_last_end(ends_ns, number))
+        end_ns, last = _last_end(ends_ns, number)
+        events = self._events
+        if end_ns == now_ns and not begins and (not events or events[0] > (now_ns, False, last)):
+            return True
+        self._end_batch(life, on_end, end_ns, last)
+        return False
 
     def _await_read(self, moves: _Moves) -> None:
         read_ns, number, _ = moves.reading[-1]

@@ -64,15 +64,15 @@ class Devices:
         if kind is OpKind.DELETE:
             return asked_ns
         ends_ns: list[int] = []
-        before: tuple[Tier, int] | None = None
-        takes_ns, free = 0, [0]
+        place, size = None, -1
+        takes_ns, free, replace = 0, [0], heapq.heapreplace
         for (_, _, tier, nbytes, _, _), now_ns in zip(refs, asked_ns, strict=True):
-            if (tier, nbytes) != before:
-                before = tier, nbytes
+            if nbytes != size or tier is not place:
+                place, size = tier, nbytes
                 takes_ns, free = self._service_ns(tier, kind, nbytes), self._free[tier]
             free_ns = free[0]
             end_ns = (now_ns if now_ns > free_ns else free_ns) + takes_ns
-            heapq.heapreplace(free, end_ns)
+            replace(free, end_ns)
             ends_ns.append(end_ns)
         return ends_ns
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kv_cache.core.block import Block, content_key
+from kv_cache.core.block import Block, content_key, numbered_keys
 from kv_cache.core.errors import TraceError
 from kv_cache.core.kinds import Lookup, Qos
 from kv_cache.core.request import Request
@@ -183,7 +183,7 @@ class RowRequests:
             key = content_key("sequence", *scope[1:], *hash_ids)
             return (geometry.block(key, traced * len(hash_ids)),)
         if size == traced:
-            return geometry.blocks((content_key(*scope, h) for h in hash_ids), traced)
+            return geometry.blocks(numbered_keys(scope, hash_ids), traced)
         parts = range(traced // size)
         return geometry.blocks(
             (content_key(*scope, h, part) for h in hash_ids for part in parts), size

@@ -331,7 +331,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def _end_write(self, ref: CopyRef, ok: bool) -> None:
         self.disk.written(ref, ok)
-        self.cache.end_write(ref, ok=ok)
+        self.cache.end_writes([ref], failed=() if ok else [0])
 
     def _end_promotion(self, ref: CopyRef, target: CopyRef, ok: bool) -> None:
         self._end_write(target, ok)
@@ -340,7 +340,7 @@ class CacheMachine(RuleBasedStateMachine):
     def _end_demotion(self, demotion: Demotion, ok: bool) -> None:
         self.disk.close(demotion.source)
         self.disk.written(demotion.target, ok)
-        self.cache.end_demotion(demotion, ok=ok)
+        self.cache.end_demotions([demotion], failed=() if ok else [0])
 
     def _end_drop(self, claim: Claim | None, ref: CopyRef, ok: bool) -> None:
         self.disk.delete(ref, ok)
@@ -368,7 +368,7 @@ def make_room(cache: CacheManager, plan: RoomPlan) -> None:
         for ref in level.drops:
             cache.end_drops([ref], claim=level.claim)
         for demotion in cache.begin_demotions(level):
-            cache.end_demotion(demotion, ok=True)
+            cache.end_demotions([demotion])
             cache.end_drops([demotion.source], claim=level.claim)
 
 
@@ -378,7 +378,7 @@ def stored(cache: CacheManager, *blocks: Block) -> None:
     make_room(cache, plan)
     assert cache.begin_writes(plan)
     for ref in plan.targets:
-        cache.end_write(ref, ok=True)
+        cache.end_writes([ref])
 
 
 def page(number: int, pages: int = 1) -> Block:
@@ -409,7 +409,7 @@ def test_a_loss_is_counted_when_the_promotion_that_gave_hope_fails_too() -> None
     assert cache.begin_writes(plan)
     assert cache.end_read(moved, ok=False) is None  # one reader finds that it is bad,
     assert cache.lost_bytes == 0
-    cache.end_write(plan.targets[0], ok=False)  # and so does the other
+    cache.end_writes([plan.targets[0]], failed=[0])  # and so does the other
     assert cache.lost_bytes == 4 * PAGE
     assert cache.end_read(moved, ok=False) == moved
     cache.end_drops([moved])
@@ -423,7 +423,7 @@ def test_a_failed_store_loses_nothing_that_was_there() -> None:
     plan = cache.begin_stores([page(0)]).plan
     assert plan is not None
     assert cache.begin_writes(plan)
-    cache.end_write(plan.targets[0], ok=False)
+    cache.end_writes([plan.targets[0]], failed=[0])
     assert cache.lost_bytes == 0
     assert cache.idle
 
@@ -448,7 +448,7 @@ def test_two_demotions_into_one_tier_take_neither_the_same_victim_nor_the_same_s
     make_room(cache, plan)
     cache.check()
     assert cache.begin_writes(plan)
-    cache.end_write(plan.targets[0], ok=True)
+    cache.end_writes([plan.targets[0]])
     where = [cache.resident(each.key) for each in (f, b, a, c)]
     assert [copy and copy.ref.tier.label for copy in where] == ["gpu", "cpu", "storage", "storage"]
     assert cache.dropped_last_copies == 2
@@ -468,7 +468,7 @@ def test_a_demotion_without_its_room_is_given_up_and_the_store_above_goes_on() -
     assert cache.lost_bytes == PAGE
     cache.end_drops([above.demotions[0].source], claim=above.claim)
     assert cache.begin_writes(plan)
-    cache.end_write(plan.targets[0], ok=True)
+    cache.end_writes([plan.targets[0]])
     assert [cache.resident(page(n).key) is not None for n in range(3)] == [False, False, True]
     cache.check()
     assert cache.idle
@@ -497,7 +497,7 @@ def test_a_victim_whose_lower_copy_is_on_its_way_is_not_copied_again() -> None:
     assert plan is not None
     make_room(cache, plan)
     assert cache.begin_writes(plan)
-    cache.end_write(plan.targets[0], ok=True)
+    cache.end_writes([plan.targets[0]])
     assert cache.end_read(ref, ok=True) is None
     backup = cache.begin_backups([page(0).key], selective=False)
     assert backup.plan is not None
@@ -507,7 +507,7 @@ def test_a_victim_whose_lower_copy_is_on_its_way_is_not_copied_again() -> None:
         stored(cache, page(number))
         cache.check()
     assert ref.copy_id not in cache._copies.by_id, "the CPU's copy was not evicted"
-    cache.end_write(backup.plan.targets[0], ok=True)
+    cache.end_writes([backup.plan.targets[0]])
     assert cache.end_read(backup.sources[0], ok=True) is None
     cache.check()
     assert cache.idle
@@ -573,7 +573,7 @@ def test_states_of_a_copy_are_seen_from_outside() -> None:
     assert cache.incoming(key) == ("copy", target.copy_id)
     assert cache.begin_writes(plan)
     assert cache.resident(key) is None
-    cache.end_write(target, ok=True)
+    cache.end_writes([target])
     copy = cache.resident(key)
     assert copy is not None
     assert copy.state is State.RESIDENT
@@ -594,7 +594,7 @@ def test_one_plan_does_not_drop_both_copies_of_a_block() -> None:
     assert plan is not None
     make_room(cache, plan)
     assert cache.begin_writes(plan)
-    cache.end_write(plan.targets[0], ok=True)
+    cache.end_writes([plan.targets[0]])
     cache.end_read(below, ok=True)
     stored(cache, d)
     where = {name: cache.resident(e.key) for name, e in zip("abcd", (a, b, c, d), strict=True)}

@@ -22,7 +22,8 @@ def copies_of(sizes: list[tuple[int, int]]) -> list[tuple[CopyRef, CopyRef]]:
     made = []
     for number, (objects, nbytes) in enumerate(sizes):
         (source,) = copies.new([Block(content_key(number), 1, nbytes, objects)], 0, {})
-        made.append((source, copies.new_from(copies.by_id[source.copy_id], 1)))
+        (target,) = copies.new_from([copies.by_id[source.copy_id]], 1)
+        made.append((source, target))
     return made
 
 
