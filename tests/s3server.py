@@ -81,7 +81,7 @@ class S3Server:
     filer: str = ""
     """Where `weed mount` finds the same files."""
     environ: dict[str, str] = field(default_factory=dict)
-    _sockets: list[Path] = field(default_factory=list)
+    _ports: list[int] = field(default_factory=list)
 
     @property
     def endpoint(self) -> str:
@@ -121,15 +121,13 @@ class S3Server:
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
-        self._sockets = [
-            Path(f"/tmp/seaweedfs-{part}-{port}.sock")
-            for part, port in (("filer", filer), ("s3", self.port))
-        ]
+        self._ports = [filer, self.port, *grpc]
         log = (self.root / "weed.log").open("wb")
         with log:
             self.process = subprocess.Popen(
                 [
-                    str(program), "server", f"-dir={self.root}", "-ip=127.0.0.1",
+                    str(program), f"-logdir={self.root}", "server", f"-dir={self.root}",
+                    "-ip=127.0.0.1",
                     "-ip.bind=127.0.0.1", f"-master.port={master}", f"-volume.port={volume}",
                     f"-filer.port={filer}", f"-master.port.grpc={grpc[0]}",
                     f"-volume.port.grpc={grpc[1]}", f"-filer.port.grpc={grpc[2]}",
@@ -153,8 +151,9 @@ class S3Server:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        for left in self._sockets:  # which it makes in the system's temporary directory
-            left.unlink(missing_ok=True)
+        for port in self._ports:  # sockets that it makes in the system's temporary directory
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
 
     def freeze(self) -> None:
         """Stop every thread: on a busy machine some answer on for a while after the signal."""
