@@ -85,23 +85,26 @@ class Samples:
         self.firsts: Counter[int] = Counter()  # of them: those of the first of each session
         self.outputs: Counter[int] = Counter()
         self.gaps = Times()
-        self.shorter = 0  # prompts that are no longer than what their session had said
+        self.shorter = 0  # prompts that are no longer than the longest of their session
         self._tokens: dict[str, int] = {}
         self._turns: Counter[str] = Counter()
+        self._alone = 0  # requests of no session
         self._last_ns: int | None = None
 
     def add(self, request: Request, *, in_session: bool) -> None:
         added = self._added(request) if in_session else request.prompt_tokens
         self.shorter += added <= 0
         self.prompts[max(1, added)] += 1
-        if request.conversation not in self._turns:
-            self.firsts[max(1, added)] += in_session
+        if not in_session or request.conversation not in self._turns:
+            self.firsts[max(1, added)] += 1
         self.outputs[max(1, request.output_tokens)] += 1
         if self._last_ns is not None:
             self.gaps.add(max(0, request.intended_ns - self._last_ns))
         self._last_ns = request.intended_ns
         if in_session:
             self._turns[request.conversation] += 1
+        else:
+            self._alone += 1
 
     @property
     def begins_otherwise(self) -> bool:
@@ -121,13 +124,16 @@ class Samples:
 
     @property
     def turns(self) -> Counter[int]:
-        """How many sessions have each number of turns."""
-        return Counter(self._turns.values())
+        """How many sessions have each number of turns; a request of none is one of its own."""
+        return Counter(self._turns.values()) + Counter({1: self._alone})
 
     def _added(self, request: Request) -> int:
-        tokens_before = self._tokens.get(request.conversation, 0)
-        self._tokens[request.conversation] = request.prompt_tokens + request.output_tokens
-        return request.prompt_tokens - tokens_before
+        """Return by how much a prompt is longer than the longest before it with its answer: users
+        forget nothing, so that a context that was cut, or another one for a while, adds nothing."""
+        before = self._tokens.get(request.conversation, 0)
+        now = request.prompt_tokens + request.output_tokens
+        self._tokens[request.conversation] = max(before, now)
+        return request.prompt_tokens - before
 
 
 class _Part(Struct, frozen=True, kw_only=True):
@@ -199,7 +205,7 @@ def _lost(samples: Samples, stream: StreamFigures, grouped: bool, *, talks: bool
     if samples.shorter:
         yield (
             f"Contexts that were cut, and sub-agents: {samples.shorter:,} prompts are no longer "
-            "than what their session had said, and count as one token more."
+            "than what their session had come to, and count as one token more."
         )
     if not grouped and stream.arrivals.per_s is not None:
         yield "Changes of the rate over time, and which gaps follow each other."

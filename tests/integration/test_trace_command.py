@@ -285,6 +285,28 @@ def test_fitted_users_begin_as_sessions_do(here: Path, capsys: pytest.CaptureFix
     assert asked == pytest.approx(trace["tokens"]["prompt"]["mean"], rel=0.1)
 
 
+def test_a_request_of_no_session_is_one_of_its_own_and_another_context_adds_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each five requests two stand alone, and three are of a session, whose second prompt is
+    short: 100 and 130 tokens with an answer of 10 in between, so that 20 are added."""
+    rows = ["arrived_at,prompt_tokens,output_tokens,session_id"]
+    for number in range(60):
+        asked = [(500, ""), (500, ""), *((n, f"s{number}") for n in (100, 40, 130))]
+        rows += [f"{10 * number + at},{n},10,{who}" for at, (n, who) in enumerate(asked)]
+    written(Path("mixed.csv"), rows)
+    laws = fitted("mixed.csv", "--block-tokens=16", "--law=empirical")["lengths"]
+    assert [laws[name]["values"][-1] for name in ("first_prompt", "prompt", "turns")] == [
+        500,
+        20,
+        3,
+    ]
+    trace = stats(capsys, "mixed.csv", "--block-tokens", 16)["tokens"]["prompt"]["mean"]
+    users = stats(capsys, "--users", "--config", "F.yaml", "--requests", 6000)
+    assert users["sessions"]["turns"]["mean"] == pytest.approx(5 / 3, rel=0.1)
+    assert users["tokens"]["prompt"]["mean"] < 1.6 * trace
+
+
 @pytest.mark.parametrize(("longer", "shown"), [(1, False), (5, False), (30, True)])
 def test_first_prompts_have_a_law_where_they_are_shown_to_differ(longer: int, shown: bool) -> None:
     """40 first prompts and 80 later ones of 1 to 40 tokens: the test's bound is 0.263."""
