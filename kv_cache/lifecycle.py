@@ -408,11 +408,10 @@ def _promote(
     if not cache.begin_writes(plan):
         yield from _read(p, refs, cause, bad)
         return
-    pairs = tuple(zip(refs, plan.targets, strict=True))
-    done = yield Transfer(tuple(Move(ref, target, Cause.PROMOTION) for ref, target in pairs))
+    done = yield Transfer(tuple(map(Move, refs, plan.targets, repeat(Cause.PROMOTION))))
     p.now_ns, failures = done.at_ns, done.failures
-    for number, (ref, target) in enumerate(pairs):
-        cache.end_writes((target,), failed=(0,) if number in failures else ())
+    cache.end_writes(plan.targets, failed=failures)
+    for number, ref in enumerate(refs):
         _end_load(p, ref, failures.get(number), cause, bad)
 
 

@@ -29,6 +29,7 @@ from kv_cache.cache.copies import (
     Copies,
     Copy,
     Position,
+    nearest_readable,
 )
 from kv_cache.cache.counts import CopyTally, Prefetches
 from kv_cache.cache.ledger import Claim, Ledger
@@ -85,10 +86,7 @@ class CacheManager:
 
     def resident(self, key: Key) -> Copy | None:
         """Return the fastest copy of `key` that can be read now."""
-        for copy in self._copies.by_key.get(key, ()):
-            if copy is not None and copy.state is RESIDENT:
-                return copy
-        return None
+        return nearest_readable(self._copies.by_key.get(key, ()))
 
     def incoming(self, key: Key) -> Token | None:
         """Return what to await if `key` is not resident but is being stored."""
