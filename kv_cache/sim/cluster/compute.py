@@ -43,6 +43,10 @@ class ComputeModel(Protocol):
         """Return the time of `steps` decode steps in a row, the context growing by `sequences` with
         each."""
 
+    def require_run(self, sequences: int, context: int, steps: int) -> None:
+        """Refuse steps that were run where nothing is known of one of them. Raises
+        OutsideProfileError."""
+
     def steps_in(self, sequences: int, context: int, ns: int) -> int:
         """Return the fewest decode steps that take `ns` at least; `NEVER` if no number does."""
 
@@ -76,6 +80,9 @@ class Rates:
     def run_ns(self, sequences: int, context: int, steps: int) -> int:
         shared = min(sequences, self.sharing)
         return ceil(steps * (self.step_overhead_ns + shared * self.token_ns))
+
+    def require_run(self, sequences: int, context: int, steps: int) -> None:
+        """Know every step."""
 
     def steps_in(self, sequences: int, context: int, ns: int) -> int:
         step_ns = self.step_overhead_ns + min(sequences, self.sharing) * self.token_ns
@@ -135,6 +142,9 @@ class Roofline:
             rest = _series(flops, more_flops, turn, steps)
         fixed = self.overhead + sequences * self.shared_token
         return ceil(steps * fixed + first + rest)
+
+    def require_run(self, sequences: int, context: int, steps: int) -> None:
+        """Know every step."""
 
     def steps_in(self, sequences: int, context: int, ns: int) -> int:
         """Search the number of steps: they become longer, so the first one bounds it."""

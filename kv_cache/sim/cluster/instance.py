@@ -519,6 +519,7 @@ class Instance:
         if epoch != self._epoch or not self.busy:
             return
         self.busy_ns += self.step_ns
+        self.compute.require_run(self.decoding, self.context, self._run_steps)
         ended = self._advance(self.step_ns)
         self._run_steps = 0
         for flight in ended:

@@ -6,7 +6,8 @@ known, and a step there is refused. All sequences of a step count with their mea
 its chunks as one with their mean context before them. Where a step has both, the times of both are
 added: that is an upper bound, as measured apart each of them reads the weights.
 
-Estimates (of loads, for routers) go on beyond the grid as at its end: nobody computes them.
+Estimates (of loads, for routers) and runs of steps that are planned go on beyond the grid as at its
+end: nobody computes them, or not all of them before somebody joins.
 """
 
 from bisect import bisect_right
@@ -100,9 +101,10 @@ class TableCompute:
         return ceil(total)
 
     def run_ns(self, sequences: int, context: int, steps: int) -> int:
-        if steps > 0:
-            self._decode.require(sequences, context / sequences + steps - 1)
         return ceil(self._run(sequences, context, steps))
+
+    def require_run(self, sequences: int, context: int, steps: int) -> None:
+        self._decode.require(sequences, context / sequences + steps - 1)
 
     def _run(self, sequences: int, context: int, steps: int) -> float:
         return steps * self._overhead + self._decode.total(sequences, context / sequences, steps)
