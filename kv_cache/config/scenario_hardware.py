@@ -15,7 +15,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from kv_cache.config.hardware import MEASURED, HardwareProfile, Section, state_of
+from kv_cache.config.hardware import (
+    MEASURED,
+    OVERLAY,
+    HardwareProfile,
+    Section,
+    Topology,
+    state_of,
+)
 from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import (
     InstanceSection,
@@ -26,7 +33,13 @@ from kv_cache.config.scenario import (
     TierSection,
     TopologySection,
 )
-from kv_cache.config.scenario_rules import TIERS, kv_bytes_per_token, model_shape, parameters
+from kv_cache.config.scenario_rules import (
+    TIERS,
+    kv_bytes_per_token,
+    lower_tiers,
+    model_shape,
+    parameters,
+)
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import BYTES_PER_GB, GIB, NS_PER_US
 
@@ -111,7 +124,8 @@ def _hardware(read: Read, path: str, option: str) -> HardwareProfile:
 
 class HardwareUsed(Struct, frozen=True, kw_only=True):
     """A part of a scenario's hardware that a file describes. Its `state` is as `calibrate` says
-    it: measured, overlay or unsourced; every part without a file is assumed by the scenario."""
+    it: measured, overlay or unsourced (counts, which have no source in a profile, are an overlay);
+    every part without a file is assumed by the scenario."""
 
     part: str
     file: str
@@ -122,9 +136,10 @@ class HardwareUsed(Struct, frozen=True, kw_only=True):
 
 
 def hardware_used(scenario: Scenario, read: Read) -> list[HardwareUsed]:
-    """Return the parts that have a profile, and where that is from. Raises ConfigError."""
+    """Return the parts that are as a profile has them, and where that is from; not what nothing
+    reads. Raises ConfigError."""
     used: list[HardwareUsed] = []
-    for name in TIERS:
+    for name in lower_tiers(scenario):
         path = getattr(scenario.tiers, name).profile
         if path is not None:
             used.append(_used_tier(name, path, read(path)))
@@ -132,14 +147,25 @@ def hardware_used(scenario: Scenario, read: Read) -> list[HardwareUsed]:
         if group.profile is not None:
             hardware = _hardware(read, group.profile, f"instances.{name}.profile")
             gpu = hardware.gpus[_kind(hardware)]
-            sections: dict[str, Section] = {"hbm": gpu.hbm, "compute": gpu.compute}
-            if group.tensor_parallel > 1:
+            sections: dict[str, Section] = {"hbm": gpu.hbm}
+            if group.compute == "roofline":
+                sections["compute"] = gpu.compute
+            if _adds_up(group):
                 sections["nvlink"] = hardware.nvlink
             used += _used(f"instances.{name}", group.profile, hardware, sections)
     if scenario.network.profile is not None:
         hardware = _hardware(read, scenario.network.profile, "network.profile")
         links = {name: getattr(hardware, name) for name in _LINKS}
         used += _used("network", scenario.network.profile, hardware, links)
+    if scenario.topology.profile is not None:
+        hardware = _hardware(read, scenario.topology.profile, "topology.profile")
+        if hardware.topology != Topology():
+            used.append(
+                HardwareUsed(
+                    part="topology", file=scenario.topology.profile, sha256=hardware.sha256,
+                    state=OVERLAY, source=None, date=None,
+                )
+            )  # fmt: skip
     return used
 
 
@@ -248,7 +274,7 @@ def _gpus(
             f"of {count} x {capacity / 1e9:,.1f} GB less activation_share "
             f"{group.activation_share:g}; {way_out}"
         )
-    shared = count > 1
+    shared = _adds_up(group)
     return GpuGroup(
         gpus=count,
         weights_bytes=weights,
@@ -258,6 +284,12 @@ def _gpus(
         link_bytes_per_s=hardware.require("nvlink.bytes_per_s") if shared else 0.0,
         link_latency_ns=(hardware.nvlink.latency_us or 0.0) * NS_PER_US if shared else 0.0,
     )
+
+
+def _adds_up(group: InstanceSection) -> bool:
+    """Whether adding up what several GPUs computed takes a time of its own: rates and tables have
+    it."""
+    return group.compute == "roofline" and group.tensor_parallel > 1
 
 
 def _instance(
@@ -291,10 +323,14 @@ def _network(scenario: Scenario, read: Read) -> NetworkSection:
         return network
     hardware = _hardware(read, network.profile, "network.profile")
     links = [name for name in _LINKS if getattr(hardware, name).has_values]
-    _refuse_both("network", network, NetworkSection(), network.profile, links)
+    default = NetworkSection()
+    _refuse_both("network", network, default, "network", network.profile, links)
     gpus = min((group.tensor_parallel for group in scenario.instances.values()), default=1)
     nic, uplink = hardware.nic, network.uplink
     if nic.cross_rack_latency_us is not None:
+        _refuse_both(
+            "network.uplink", uplink, default.uplink, "network", network.profile, ["latency_us"]
+        )
         beyond_us = max(0.0, nic.cross_rack_latency_us - (nic.latency_us or 0.0))
         uplink = replace(uplink, latency_us=beyond_us / 2)
     return replace(
@@ -330,7 +366,7 @@ def _topology(scenario: Scenario, read: Read) -> TopologySection:
             )
         counts["instances_per_node"] = there.gpus_per_node // each
     known = {name: count for name, count in counts.items() if count is not None}
-    _refuse_both("topology", topology, TopologySection(), topology.profile, list(known))
+    _refuse_both("topology", topology, TopologySection(), "topology", topology.profile, list(known))
     return TopologySection(
         racks=known.get("racks", topology.racks),
         nodes_per_rack=known.get("nodes_per_rack", topology.nodes_per_rack),
@@ -339,12 +375,12 @@ def _topology(scenario: Scenario, read: Read) -> TopologySection:
 
 
 def _refuse_both(
-    path: str, section: object, default: object, profile: str, names: Sequence[str]
+    path: str, section: object, default: object, of: str, profile: str, names: Sequence[str]
 ) -> None:
     """Raises ConfigError where the scenario sets what its profile has too."""
     for name in names:
         if getattr(section, name) != getattr(default, name):
             raise ConfigError(
-                f"{path}.{name} is given, and {path}.profile {profile} has it too; leave one of "
+                f"{path}.{name} is given, and {of}.profile {profile} has it too; leave one of "
                 "them out"
             )

@@ -76,7 +76,10 @@ def test_a_measured_drive_is_its_curves_and_a_probe_file_is_one_for_any_tier() -
         file="m.yaml", storage={"a": Storage(probe="p.yaml")}, curves={"a": probe}
     )
     files: Mapping[str, Profile | HardwareProfile] = {"p.yaml": probe, "m.yaml": machine}
-    of = scenario(nvme=TierSection(profile="m.yaml"), remote=TierSection(profile="p.yaml"))
+    of = scenario(
+        nvme=TierSection(profile="m.yaml", capacity_gib=1),
+        remote=TierSection(profile="p.yaml", capacity_gib=1),
+    )
     found = described(of, files.__getitem__)
     assert (found.scenario, found.curves) == (of, {"nvme": probe, "remote": probe})
     used = hardware_used(of, files.__getitem__)
@@ -99,7 +102,10 @@ def test_a_part_is_measured_or_an_overlay_with_its_source_and_date() -> None:
         "m.yaml", {}, "cd",
     )  # fmt: skip
     files: Mapping[str, Profile | HardwareProfile] = {"p.yaml": probe, "m.yaml": machine}
-    of = scenario(dram=TierSection(profile="m.yaml"), remote=TierSection(profile="p.yaml"))
+    of = scenario(
+        dram=TierSection(profile="m.yaml", capacity_gib=1),
+        remote=TierSection(profile="p.yaml", capacity_gib=1),
+    )
     overlay, measured = hardware_used(of, files.__getitem__)
     assert (overlay.state, overlay.source, overlay.date, overlay.sha256) == (
         "overlay", "data sheet", "2026-10-01", "cd",
@@ -239,9 +245,13 @@ def test_gpus_that_cannot_hold_or_share_a_model_are_refused(
 def test_what_a_profile_has_is_not_also_given_by_hand(tmp_path: Path) -> None:
     node = hardware(tmp_path, **NODE)
     of = served(tensor_parallel=2)
-    link = LinkSection(gbytes_per_s=1)
+    link = LinkSection(gbytes_per_s=1, latency_us=1)
     for twice, message in (
         (replace(of, network=replace(of.network, nic=link)), "network.nic is given, and"),
+        (
+            replace(of, network=replace(of.network, uplink=link)),
+            "network.uplink.latency_us is given, and network.profile n.yaml has it too",
+        ),
         (replace(of, topology=replace(of.topology, racks=3)), "topology.racks is given, and"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -249,15 +259,27 @@ def test_what_a_profile_has_is_not_also_given_by_hand(tmp_path: Path) -> None:
 
 
 def test_parts_that_a_profile_describes_are_named_with_their_sources(tmp_path: Path) -> None:
+    """Of instances whose times are not computed from peaks the memory alone is described."""
     node = hardware(tmp_path, **NODE)
-    used = hardware_used(served(tensor_parallel=2), lambda path: node)
-    assert [(each.part, each.state) for each in used] == [
-        (part, "unsourced")
-        for part in (
-            "instances.g.hbm", "instances.g.compute", "instances.g.nvlink", "network.nvlink",
-            "network.pcie", "network.nic",
-        )
-    ]  # fmt: skip
+    links = [("network.nvlink", "unsourced"), ("network.pcie", "unsourced")]
+    links += [("network.nic", "unsourced"), ("topology", "overlay")]
+    for compute, computed in (("roofline", ["compute", "nvlink"]), ("rate", []), ("none", [])):
+        of = served(tensor_parallel=2, compute=compute)
+        used = hardware_used(of, lambda path: node)
+        parts = [(f"instances.g.{part}", "unsourced") for part in ("hbm", *computed)]
+        assert [(each.part, each.state) for each in used] == [*parts, *links]
+
+
+def test_a_link_that_no_step_goes_over_need_not_be_known(tmp_path: Path) -> None:
+    node = hardware(tmp_path, **{**NODE, "nvlink": {}})
+    assert described(served(tensor_parallel=2, compute="rate"), lambda path: node).gpus["g"]
+
+
+def test_a_tier_that_is_off_is_not_among_the_described_parts(tmp_path: Path) -> None:
+    machine = hardware(tmp_path)
+    for gib, parts in ((1.0, ["tiers.dram"]), (0.0, [])):
+        of = scenario(dram=TierSection(profile="m.yaml", capacity_gib=gib))
+        assert [each.part for each in hardware_used(of, lambda path: machine)] == parts
 
 
 # --- the catalogue -------------------------------------------------------------------------------
