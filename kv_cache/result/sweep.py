@@ -13,6 +13,11 @@ SCHEMA = kinds.SWEEP
 FINISHED, PLANNED, FAILED, INTERRUPTED = "finished", "planned", "failed", "interrupted"
 
 
+def rule_of(reason: str) -> str:
+    """Return the rule that a reason of a verdict is of: `V13` of `V13 client headroom: …`."""
+    return reason.partition(" ")[0]
+
+
 class CellNumbers(Struct, frozen=True, kw_only=True):
     """One metric of a cell, in its stored unit; the interval holds the mean with 95 %."""
 
@@ -28,6 +33,7 @@ class SweepRun(Struct, frozen=True, kw_only=True):
     status: str
     exit_code: int | None
     message: str | None
+    reasons: list[str] = []
     changed_thresholds: dict[str, tuple[float | bool, float | bool]] = {}
 
 

@@ -7,7 +7,7 @@ from kv_cache.metrics.order import LEAST_SEEDS
 from kv_cache.result.metrics import Json
 from kv_cache.result.paths import as_number
 from kv_cache.result.run import converted
-from kv_cache.result.sweep import FINISHED, INTERRUPTED, PLANNED, SweepCell, SweepFacts
+from kv_cache.result.sweep import FINISHED, INTERRUPTED, PLANNED, SweepCell, SweepFacts, rule_of
 from kv_cache.view import units
 from kv_cache.view.identity import moved_thresholds
 from kv_cache.view.parts import (
@@ -53,7 +53,7 @@ def sweep_view(section: Json) -> View:
             f"means of {sweep.repeat} runs" if sweep.repeat > 1 else "one run a cell",
             f"kv-cache {sweep.program_version}",
         ],
-        reasons=_moved(sweep.cells),
+        reasons=[*_reasons(sweep.cells), *_moved(sweep.cells)],
         sections=list(_sections(sweep)),
     )
 
@@ -77,17 +77,42 @@ def _sections(sweep: SweepFacts) -> Iterator[ViewSection]:
     yield ViewSection(title="Runs", parts=[facts])
 
 
+def _reasons(cells: Sequence[SweepCell]) -> Iterator[str]:
+    """Why cells are not valid: a line a rule, in the words of the first run that it is of."""
+    runs_of: dict[str, list[tuple[int, int, str]]] = {}
+    for cell in cells:
+        for run in cell.runs:
+            for text in run.reasons:
+                runs_of.setdefault(rule_of(text), []).append((cell.cell, run.trial, text))
+    for runs in runs_of.values():
+        numbers = list(dict.fromkeys(number for number, _, _ in runs))
+        first, trial, text = runs[0]
+        where = f"run {trial}" if len(numbers) == 1 else f"cell {first}, run {trial}"
+        more = f"; {len(runs)} runs in all" if len(runs) > 1 else ""
+        yield f"{_cells(numbers)}: {text} ({where}{more})"
+
+
+def _cells(numbers: Sequence[int]) -> str:
+    return f"cell{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _verdict(cell: SweepCell) -> str:
+    """The verdict with the rules that it is of."""
+    rules = dict.fromkeys(rule_of(text) for run in cell.runs for text in run.reasons)
+    return f"{cell.verdict} ({', '.join(rules)})" if rules else cell.verdict
+
+
 def _moved(cells: Sequence[SweepCell]) -> list[str]:
     """What the cells' verdicts rest on beside the runs: thresholds that the user has moved."""
-    cells_of: dict[str, list[str]] = {}
+    cells_of: dict[str, list[int]] = {}
     for cell in cells:
         for text in dict.fromkeys(
             t for r in cell.runs for t in moved_thresholds(r.changed_thresholds)
         ):
-            cells_of.setdefault(text, []).append(str(cell.cell))
+            cells_of.setdefault(text, []).append(cell.cell)
     if len(cells_of) == 1 and len(*cells_of.values()) == len(cells):
         return list(cells_of)
-    return [f"cell {', '.join(numbers)}: {text}" for text, numbers in cells_of.items()]
+    return [f"{_cells(numbers)}: {text}" for text, numbers in cells_of.items()]
 
 
 def _sentence(sweep: SweepFacts) -> str:
@@ -134,7 +159,7 @@ def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
             str(cell.cell),
             *(_plain(cell.values[path]) for path in sweep.varied),
             *(cell.metrics[name].mean if name in cell.metrics else None for name in shown),
-            cell.verdict,
+            _verdict(cell),
         ]
         for cell in sweep.cells
     ]

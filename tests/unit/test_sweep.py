@@ -124,6 +124,21 @@ def test_a_row_of_the_csv_is_a_cell() -> None:
     assert {row["verdict"] for row in rows} == {"valid"}
 
 
+def test_a_sweep_says_by_which_rules_a_cell_is_not_valid() -> None:
+    """Its table said `suspect`, and why was nowhere but in JSON."""
+    clock, timers = "V9 clock: it jumped", "V25 timers: 9 ms late"
+    made = document([cell(1, SLOW, verdict="suspect"), cell(2, FAST), cell(3, SLOW)])
+    cells = made["kv_cache"]["cells"]
+    cells[0]["runs"][1]["reasons"] = [f"{clock} twice", timers]
+    cells[2]["verdict"], cells[2]["runs"][2]["reasons"] = "suspect", [f"{clock} back"]
+    text = sweep_text(made, Path("D"))
+    assert "suspect (V9, V25)" in text
+    assert f"  ! cells 1, 3: {clock} (cell 1, run 1; 4 runs in all)" in text
+    assert f"  ! cell 1: {timers} (run 2)" in text
+    rows = list(csv.DictReader(io.StringIO(sweep_csv(made).decode())))
+    assert [row["rules"] for row in rows] == ["V9 V25", "", "V9"]
+
+
 def test_the_document_is_sealed() -> None:
     made = document([cell(1, SLOW), cell(2, FAST)])
     assert check(made, {}) == []
