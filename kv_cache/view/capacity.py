@@ -68,7 +68,9 @@ def capacity_view(section: Json) -> View:
 
 def _sentence(facts: CapacityFacts) -> str:
     answer = facts.answer
-    kept = f"{figures(answer.load)} {facts.unit} keep" if answer.load else "No load keeps"
+    least = min((each.load for each in facts.probes), default=None)
+    tried = "" if least is None else f" that was tried, from {figures(least)} {facts.unit} on,"
+    kept = f"{figures(answer.load)} {facts.unit} keep" if answer.load else f"No load{tried} keeps"
     slos = " and ".join(facts.slo) or "the SLOs"
     measured = "" if facts.driver == "real-io" else " Virtual time: models say this, not a drive."
     sure = f" ({_interval(answer)})" if answer.load else ""

@@ -324,10 +324,12 @@ def test_a_capacity_shows_what_each_slo_was_judged_by() -> None:
     drawn(EACH["capacity"])
 
 
-def test_a_capacity_of_no_load_says_so() -> None:
+def test_a_capacity_of_no_load_says_from_which_load_on_it_was_looked_for() -> None:
     answer = {"load": 0.0, "confirmed": False, "confidence": 0.95, "low": 0.0, "high": 5.0}
     own = capacity(probe(5.0, inside=False), answer=answer, knee=None, limited_by=None)
-    assert capacity_view(own).sentence == "No load keeps interactive:p95<50ms."
+    assert capacity_view(own).sentence == (
+        "No load that was tried, from 5 users on, keeps interactive:p95<50ms."
+    )
     drawn(own)
 
 
