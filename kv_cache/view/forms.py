@@ -120,7 +120,7 @@ FORMATS: Mapping[str, Format] = {
         require_ours=_begins(MARKDOWN_MARK),
     ),
     "csv": Format(
-        help_text="a row for each run, in the reference's 99 columns",
+        help_text="a row for each run: the reference's 99 columns, and the verdict",
         suffixes=(".csv",),
         render=lambda sources: summary_csv(_runs(sources, "csv")),
         require_ours=_begins(CSV_MARK),

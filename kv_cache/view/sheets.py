@@ -22,7 +22,8 @@ from kv_cache.files.reading import require_replaceable
 from kv_cache.files.writing import write_atomically
 from kv_cache.metrics.tracing import HISTOGRAMS
 from kv_cache.result.metrics import Json
-from kv_cache.result.paths import value_at
+from kv_cache.result.paths import list_at, value_at
+from kv_cache.view.identity import doubts
 from kv_cache.view.parts import BarChart, Cell, Figure, FlowDiagram, IntervalChart, Table, View
 from kv_cache.view.workbook import CORE, MARK, Sheet, workbook_bytes
 
@@ -192,7 +193,7 @@ METRICS: Mapping[str, Callable[[Json], Cell]] = {
 """Columns of what was measured, in the reference's order."""
 
 COLUMNS = {**PARAMETERS, **METRICS}
-"""Of the sheet Summary, and of the CSV."""
+"""Of the sheet Summary, and of the CSV, in the reference."""
 
 CSV_MARK = ",".join(list(COLUMNS)[:5])
 """How each CSV begins, the reference's too; a file that begins so may be replaced."""
@@ -217,6 +218,19 @@ TRACED: Mapping[str, str] = {
 """Histograms of the block layer with the reference's names for them."""
 
 
+def _reasons(document: Json) -> Cell:
+    section = value_at(document, "kv_cache")
+    reasons = list_at(section, "passport.reasons")
+    return "; ".join(doubts(section, [str(text) for text in reasons])) or None
+
+
+_VERDICT: Mapping[str, Callable[[Json], Cell]] = {
+    "Verdict": _result("kv_cache.passport.verdict"),
+    "Reasons": _reasons,
+}
+"""After the reference's columns: numbers go nowhere without their verdict."""
+
+
 # --- sheets ----------------------------------------------------------------------------------
 
 
@@ -235,8 +249,9 @@ def sheets(documents: Sequence[Json]) -> list[Sheet]:
 
 
 def _summary(documents: Sequence[Json]) -> Sheet:
-    rows = tuple(tuple(cell(document) for cell in COLUMNS.values()) for document in documents)
-    return Sheet(name="Summary", columns=tuple(COLUMNS), rows=rows)
+    columns = {**COLUMNS, **_VERDICT}
+    rows = tuple(tuple(cell(document) for cell in columns.values()) for document in documents)
+    return Sheet(name="Summary", columns=tuple(columns), rows=rows)
 
 
 def _pairs(

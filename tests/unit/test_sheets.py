@@ -185,10 +185,32 @@ def test_without_tracing_there_are_four_sheets() -> None:
 
 def test_a_csv_has_a_row_for_each_result() -> None:
     rows = list(csv.DictReader(io.StringIO(summary_csv([document(), document(seed=7)]).decode())))
-    assert list(rows[0]) == list(COLUMNS)
+    assert list(rows[0])[:99] == list(COLUMNS)
     assert [each["Seed"] for each in rows] == ["42", "7"]
     assert float(rows[0]["E2E Latency Mean (ms)"]) == 0.1 + 0.2
     assert rows[0]["Storage Tier Write Device P95 (ms)"] == ""
+
+
+def test_a_row_says_its_verdict_and_what_that_rests_on() -> None:
+    """A table of an invalid run and a valid one had two rows that nothing told apart."""
+    doubtful, valid = document(), document()
+    doubtful["kv_cache"]["passport"] = {
+        "verdict": "invalid",
+        "reasons": ["V1 page cache: 9 % came from it", "V9 clock: it jumped"],
+    }
+    doubtful["kv_cache"]["config"]["passport"] = {"most_unfinished_share": 1.0}
+    valid["kv_cache"]["passport"] = {"verdict": "valid", "reasons": []}
+    rows = list(csv.DictReader(io.StringIO(summary_csv([doubtful, valid]).decode())))
+    assert [each["Verdict"] for each in rows] == ["invalid", "valid"]
+    assert rows[0]["Reasons"] == (
+        "V1 page cache: 9 % came from it; V9 clock: it jumped; thresholds of the verdict were "
+        "moved: most_unfinished_share is 1 (0.1 by default)"
+    )
+    assert rows[1]["Reasons"] == ""
+    [summary] = sheets([doubtful, valid])
+    assert [dict(zip(summary.columns, each, strict=True))["Verdict"] for each in summary.rows] == [
+        "invalid", "valid",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
