@@ -24,7 +24,8 @@ def test_a_spreadsheet_has_the_values_of_the_result(tmp_path: Path) -> None:
     assert "sheets  S.xlsx" in ran.out
     book = openpyxl.load_workbook(tmp_path / "S.xlsx")
     names, values = (tuple(c.value for c in row) for row in book["Summary"].iter_rows())
-    assert len(names) == 99
+    assert len(names) == 99 + 2
+    assert names[-2:] == ("Verdict", "Reasons")
     found = dict(zip(names, values, strict=True))
     summary, stats = ran.result["summary"], ran.result["summary"]["cache_stats"]
     assert found["Total Requests"] == summary["total_requests"] > 0
@@ -35,7 +36,8 @@ def test_a_spreadsheet_has_the_values_of_the_result(tmp_path: Path) -> None:
         "Storage Entries": stats["storage_entries"],
     }.items():
         assert found[column] == pytest.approx(value, rel=1e-15)
-    assert not any(value is None for value in values)
+    assert found["Verdict"] == ran.own["passport"]["verdict"]
+    assert not any(value is None for value in values[:-1])
     assert [path.name for path in tmp_path.glob("*.tmp")] == []
 
 
