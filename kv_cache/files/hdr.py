@@ -211,8 +211,9 @@ def tagged(result: TimedRun) -> dict[str, Histogram]:
 
 
 def _named(result: TimedRun, count: int) -> str:
-    """Return the file's own name, as a comment can hold it."""
+    """Return the file's own name with its verdict, as a comment can hold it."""
     name = "".join(c if c.isprintable() and c not in "[]" else "?" for c in result.path.name)
+    name += f" ({result.run.passport.verdict})"
     return f"{result.label} {name}" if count > 1 else name
 
 

@@ -155,6 +155,12 @@ def test_several_results_are_told_apart_and_stand_in_the_order_of_time(tmp_path:
     assert found["A.response.all"].get_start_time_stamp() == 1767225600_000 + 65_000
 
 
+def test_the_first_line_of_a_log_has_the_verdict_of_each_result() -> None:
+    doubtful = given_input("B", passport={"verdict": "suspect", "reasons": [], "rules": []})
+    first, *_ = hdr_log([given_input("A"), doubtful]).decode().splitlines()
+    assert first.endswith("of the measured window of A A.json (valid), B B.json (suspect)]")
+
+
 def test_virtual_time_begins_with_the_epoch(tmp_path: Path) -> None:
     (tmp_path / "x.hlog").write_bytes(hdr_log([given_input("A", begun=None)]))
     assert read_log(tmp_path / "x.hlog")["response.all"].get_start_time_stamp() == 5000
