@@ -5,10 +5,12 @@ choice that is made elsewhere does not look at it. What a size of 0 turns off is
 may stay as it is. Whether links are there is for the topology to say.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -22,7 +24,14 @@ from kv_cache.config.scenario import (
     WorkloadSection,
 )
 from kv_cache.config.schema import describe, show
-from kv_cache.config.unread import Condition, Fact, conditions_of, holds, unread, value_at
+from kv_cache.config.unread import (
+    Condition,
+    Fact,
+    conditions_of,
+    holds,
+    unread,
+    value_at,
+)
 from kv_cache.config.yaml_files import read_model
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.model import DTYPE_BITS, MODELS, PARAMETERS, ModelShape, Parameters
@@ -421,19 +430,43 @@ def not_asked(source: str) -> tuple[str, ...]:
     return tuple(f"workload.{name}" for name in (*others, *scale))
 
 
-def not_read(scenario: Scenario, explicit: Collection[str] = ()) -> dict[str, str]:
+def not_read(
+    scenario: Scenario, explicit: Collection[str] = (), told_apart: Collection[str] = ()
+) -> dict[str, str]:
     """Return the options that are set (they differ from their defaults, or are in `explicit`) and
-    that nothing reads, each with the reason, as the rest of a sentence."""
+    that nothing reads, each with the reason, as the rest of a sentence. Those that are in
+    `told_apart` cannot be set."""
+    without = {*explicit, *told_apart}
     reasons = {
         each.path: _not_read_by(each.value, _reader(scenario, each.why))
+        + _way_back(each.path, each.value, each.usual, without)
         for each in unread(scenario, _FACTS, explicit)
     }
-    return reasons | _unwritten_tiers(scenario) | _idle_tier_policies(scenario)
+    return reasons | _unwritten_tiers(scenario, without) | _idle_tier_policies(scenario, without)
 
 
 def _not_read_by(value: object, reader: str) -> str:
     state = "given" if is_dataclass(value) else show(value)
     return f"is {state}, which has no effect with {reader}; leave it out"
+
+
+def _way_back(idle: str, value: Any, usual: Any, without: Collection[str]) -> str:
+    """Return how to leave out what a shipped file gives, but for options that are `without`."""
+    if any(f"{path}.".startswith(f"{idle}.") for path in without):
+        return ""
+    return f" ({' '.join(_settings(idle, value, usual))})"
+
+
+def _settings(path: str, value: Any, usual: Any) -> Iterator[str]:
+    """Yield the settings that bring an option, or those of a section, back to its default."""
+    if not is_dataclass(value):
+        plain = usual if isinstance(usual, str) else json.dumps(usual, separators=(",", ":"))
+        yield f"--set {path}={plain}"
+        return
+    for field in fields(value):
+        here, back = getattr(value, field.name), getattr(usual, field.name)
+        if here != back:
+            yield from _settings(f"{path}.{field.name}", here, back)
 
 
 def _reader(scenario: Scenario, why: Condition) -> str:
@@ -443,32 +476,37 @@ def _reader(scenario: Scenario, why: Condition) -> str:
     return f"{why.path} {value_at(scenario, why.path)}"
 
 
-def _unwritten_tiers(scenario: Scenario) -> dict[str, str]:
+def _unwritten_tiers(scenario: Scenario, without: Collection[str]) -> dict[str, str]:
     """Return the tiers that nothing is ever written to."""
     reader = _why_not_written(scenario)
     if reader is None:
         return {}
     swaps = scenario.scheduler.preemption == "swap"
     swaps = swaps and scenario.scheduler.reservation != "reserve-full"
-    return {
-        f"tiers.{name}.capacity_gib": _not_read_by(
-            getattr(scenario.tiers, name).capacity_gib, reader
-        )
+    sizes = {
+        f"tiers.{name}.capacity_gib": getattr(scenario.tiers, name).capacity_gib
         for name in lower_tiers(scenario)[swaps:]
+    }
+    return {
+        path: _not_read_by(gib, reader) + _way_back(path, gib, 0, without)
+        for path, gib in sizes.items()
     }
 
 
-def _idle_tier_policies(scenario: Scenario) -> dict[str, str]:
+def _idle_tier_policies(scenario: Scenario, without: Collection[str]) -> dict[str, str]:
     """Return policies for which there are too few tiers, or no next turn."""
     tiers, count = scenario.tiers, len(lower_tiers(scenario))
     reasons: dict[str, str] = {}
+    back = _way_back("tiers.prefetch", tiers.prefetch, "none", without)
     if tiers.write_policy.startswith("through") and not count:
         reasons["tiers.write_policy"] = (
             f"is {tiers.write_policy}, but there is no tier below HBM to write to; give one a "
             "capacity_gib, or use back"
         )
     if tiers.prefetch != "none" and tiers.prefetch_into == "hbm" and not count:
-        reasons["tiers.prefetch"] = _not_read_by(tiers.prefetch, _FACTS["lower_tiers"].otherwise)
+        reasons["tiers.prefetch"] = (
+            _not_read_by(tiers.prefetch, _FACTS["lower_tiers"].otherwise) + back
+        )
     elif tiers.prefetch != "none" and tiers.prefetch_into == "below" and count < 2:
         reasons["tiers.prefetch"] = (
             f"is {tiers.prefetch}, which brings blocks up to the first tier below HBM, but there "
@@ -476,7 +514,9 @@ def _idle_tier_policies(scenario: Scenario) -> dict[str, str]:
             "or use none"
         )
     elif tiers.prefetch == "next-in-session" and not _FACTS["several_turns"].holds(scenario):
-        reasons["tiers.prefetch"] = _not_read_by(tiers.prefetch, _FACTS["several_turns"].otherwise)
+        reasons["tiers.prefetch"] = (
+            _not_read_by(tiers.prefetch, _FACTS["several_turns"].otherwise) + back
+        )
     return reasons
 
 

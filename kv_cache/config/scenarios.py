@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -150,12 +151,15 @@ class Scenarios:
         Raises ConfigError, and TraceError where a trace says what is read and cannot be opened.
         """
         checked: list[tuple[Scenario, dict[str, str]]] = []
+        first = self.axes[: bool(self.labels)]
+        joined = [axis for axis in self.axes if axis in first or len(axis.paths) > 1]
+        together = {path for axis in joined for path in axis.paths}
         for variant in self.variants():
             if variant.repeat:
                 continue
             where = f"{self.source}, {variant.name}" if variant.name else self.source
             check(variant.scenario, where, whole=False)
-            idle = not_read(variant.scenario, self.explicit)
+            idle = not_read(variant.scenario, self.explicit, together)
             idle |= unread_by_trace(variant.scenario.workload, self.explicit)
             checked.append((variant.scenario, idle))
         reasons = {path: why for _, idle in reversed(checked) for path, why in idle.items()}
@@ -232,15 +236,20 @@ def read_scenarios(path: Path, preset: str | None = None, sets: Sequence[str] = 
         lambda path, value, key: _require(path, value, base, source, key),
         "seeds: N to repeat each variant",
     )
+    whole = overlaid(base, changed, source)
+    given_back = set[str]()
+    if whole.workload.source != "trace":  # which refuses what is set, whatever it is
+        of_file = {*(tree.get("vary") or {}), *filter(partial(_gives, base), changed)}
+        given_back = {path for path in of_file if path in changed and not _gives(whole, path)}
     scenarios = Scenarios(
         source=source,
         preset=preset or "",
-        base=overlaid(base, changed, source),
+        base=whole,
         axes=(*variants, *varying),
         labels=labels,
         seeds=seeds,
         left_out=left,
-        explicit=frozenset(path for path, _ in settings),
+        explicit=frozenset(path for path, _ in settings) - given_back,
     )
     _once(scenarios)
     return scenarios
@@ -444,8 +453,9 @@ def _changed(columns: Any, changed: dict[str, Any], key: str, source: str) -> An
         elif key == "vary":
             del lists[path]
         else:
+            others = " and ".join(other for other in columns if other != path)
             raise ConfigError(
-                f"{source}: {path} changes together with others (zip); give a list for each of "
+                f"{source}: {path} changes together with {others} (zip); give a list for each of "
                 "them, or set another option"
             )
     return lists

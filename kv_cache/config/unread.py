@@ -45,10 +45,11 @@ class Condition:
 @dataclass(frozen=True, slots=True)
 class Unread:
     """An option or, without a rule, a section that is set and not read. `why` is a condition that
-    does not hold."""
+    does not hold, `usual` the default."""
 
     path: str
     value: Any
+    usual: Any
     rule: Rule | None
     why: Condition
 
@@ -100,7 +101,7 @@ def _unread(
         read_when = field.metadata.get("read_when", ()) if rule is None else rule.read_when
         why = _broken(root, prefix.rstrip("."), read_when, facts)
         if why is not None:
-            yield Unread(path, value, rule, why)
+            yield Unread(path, value, usual, rule, why)
         elif is_dataclass(value):
             yield from _unread(root, value, usual, f"{path}.", facts, explicit)
         elif isinstance(value, Mapping):

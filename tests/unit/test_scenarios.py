@@ -254,7 +254,7 @@ def test_a_file_that_says_nothing_sensible_is_refused_in_one_sentence(
         ("workload.turns=[", "--set workload.turns, line 1"),
         ("instances.cpu.count=3", "instances has no 'cpu'"),
         ("name=3", "put it in quotes"),
-        ("workload.rate_per_s=0.5", "changes together with others (zip)"),
+        ("workload.rate_per_s=0.5", "workload.rate_per_s changes together with"),
         ("network.nic.latency_us=3", "the file's variants are told apart by it"),
         ("seeds=none", "seeds is 'none'"),
     ],

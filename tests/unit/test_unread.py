@@ -1,5 +1,7 @@
 """Options that are set and have no effect: what their declarations say, and the sentences."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,11 @@ from kv_cache.config.root import Config
 from kv_cache.config.root import options as run_options
 from kv_cache.config.run_warnings import config_warnings
 from kv_cache.config.scenario import InstanceSection, Scenario
+from kv_cache.config.scenarios import read_scenarios
 from kv_cache.config.schema import describe, from_mapping
 from kv_cache.config.unread import Condition, conditions_of, holds, unread
+from kv_cache.config.yaml_files import find_config
+from kv_cache.core.errors import ConfigError
 
 TRACE = {"workload.trace": "x"}
 
@@ -134,3 +139,41 @@ def test_each_condition_names_an_option_or_a_fact_and_a_value_that_it_can_have(
         for value in condition.values:
             assert option.rule.choices is None or value in option.rule.choices
             assert option.rule.choices is not None or value.isdigit()
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("unequal-gpus", "scheduler.reservation=reserve-full"),
+        ("cluster-10k", "instances.gpu.compute=none"),
+        ("cluster-10k", "instances.gpu.compute=rate"),
+        ("single-node", "workload.turns=[1,1]"),
+        ("single-node", "workload.source=poisson"),
+        ("eviction", "tiers.write_policy=none"),
+    ],
+)
+def test_what_a_shipped_file_gives_and_a_setting_leaves_unread_can_be_left_out(
+    name: str, setting: str
+) -> None:
+    """As the sentence says: nobody edits a file that is shipped."""
+    file = find_config(Path(name), "scenario", "scenarios")
+    with pytest.raises(ConfigError) as refused:
+        read_scenarios(file, "smoke", [setting]).check()
+    told = re.findall(r"--set ([^ )]+)", str(refused.value))
+    assert told
+    read_scenarios(file, "smoke", [setting, *told]).check()
+
+
+def test_a_section_that_nothing_reads_is_left_out_option_by_option(tmp_path: Path) -> None:
+    file = tmp_path / "single.yaml"
+    file.write_text(
+        "instances: {gpu: {count: 1}}\n"
+        "workload: {source: poisson, lengths: {turns: {law: lognormal, median: 3, sigma: 1}}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"is given, which .*; leave it out \(--set") as refused:
+        read_scenarios(file).check()
+    told = re.findall(r"--set ([^ )]+)", str(refused.value))
+    assert told[0] == "workload.lengths.turns.law=personas"
+    read_scenarios(file, None, told).check()
+    with pytest.raises(ConfigError, match=r"is given, which .*; leave it out$"):
+        read_scenarios(file, None, ["workload.lengths.turns.sigma=2"]).check()
