@@ -252,17 +252,16 @@ def _waited_ns(counts: HierarchyCounts) -> float:
 
 
 def _judged(rows: Sequence[TierRow], counted: Sequence[Sequence[HierarchyCounts]]) -> list[TierRow]:
-    """Note how far each row of a table is behind the best one, in pairs of its seeds."""
-    if len(counted[0]) < LEAST_SEEDS:
-        return list(rows)
+    """Note how far each row of a table is behind the best one, in pairs of its seeds; where all
+    are the same none is."""
     by_computed, best = is_by_computed(rows), rows.index(best_of(rows))
-    family = compared(
-        [
-            [-(each.computed if by_computed else _waited_ns(each)) / each.lookups for each in some]
-            for some in counted
-        ],
-        in_order=False,
-    )
+    values = [
+        [-(each.computed if by_computed else _waited_ns(each)) / each.lookups for each in some]
+        for some in counted
+    ]
+    if len(counted[0]) < LEAST_SEEDS or all(some == values[0] for some in values):
+        return list(rows)
+    family = compared(values, in_order=False)
     return [
         row if place == best else replace(row, behind=family.lead(best, place))
         for place, row in enumerate(rows)

@@ -65,6 +65,8 @@ def policy_order(some: Sequence[Shares], *, seeds: bool) -> PolicyOrder:
     if seeds and count < LEAST_SEEDS:
         few = "1 seed is" if count == 1 else f"{count} seeds are"
         return _no_order(f"{few} fewer than {LEAST_SEEDS}")
+    if all(row.values == some[0].values for row in some):
+        return _no_order("all find the same")
     best = max(range(len(some)), key=lambda place: some[place].mean)
     family = family_of(some, seeds=seeds)
     return PolicyOrder(

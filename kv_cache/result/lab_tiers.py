@@ -57,8 +57,8 @@ class TierServed(Struct, frozen=True, kw_only=True):
 
 class TierRow(Struct, frozen=True, kw_only=True):
     """One policy with one prefetch; times are of an access, counts and bytes of all. `behind` is by
-    how much the best row of its table is better; None of that, and where there are too few seeds to
-    know."""
+    how much the best row of its table is better; None of that, where all are the same, and where
+    there are too few seeds to know."""
 
     residency: str
     scale: Number

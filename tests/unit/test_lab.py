@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.order import equal_stretches
+from kv_cache.cli import main
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.kinds import Qos
 from kv_cache.core.request import Request
@@ -64,6 +65,19 @@ def test_two_seeds_and_one_policy_give_no_order() -> None:
     assert shown_behind(few) is None
     assert shown_behind([shares("a", 0.1, 0.1, 0.1)]) is None
     assert shown_behind([]) is None
+
+
+def test_nobody_is_best_where_all_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    for found in (0.0, 0.3):
+        order = policy_order([shares(name, found, found, found) for name in "ab"], seeds=True)
+        assert (order.best, order.why) == (None, "all find the same")
+    command = ["lab", "--pattern", "periodic_reuse", "--seeds", "3", "--policies", "lru,fifo"]
+    assert main([*command, "--capacities", "1blocks,8blocks"]) == 0
+    assert "No order at 1blocks, 8blocks, as all find the same." in capsys.readouterr().out
+    assert main([*command, "--tiers", "gpu=8MB:20us:80MB/s,host=9MB:400us:8MB/s"]) == 0
+    text = capsys.readouterr().out
+    assert "as with all others here" in text
+    assert "behind" not in text
 
 
 @pytest.mark.parametrize("seeds", [True, False])
