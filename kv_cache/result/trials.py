@@ -35,6 +35,15 @@ MOST_CV = 0.05
 of five runs that they replicate within 5 %."""
 
 
+class TrialPrecision(Struct, frozen=True, kw_only=True):
+    """How sure a trial was of the figure of --until."""
+
+    figure: str
+    share: Number
+    half_width: Number | None
+    reached: bool
+
+
 class TrialRow(Struct, frozen=True, kw_only=True):
     """One trial, and why it does not count if it does not."""
 
@@ -46,6 +55,7 @@ class TrialRow(Struct, frozen=True, kw_only=True):
     verdict: str
     reasons: list[str]
     window_s: Number
+    precision: TrialPrecision | None = None
 
 
 class TrialNumbers(Struct, frozen=True, kw_only=True):
@@ -230,6 +240,9 @@ def _check(documents: Sequence[Json], files: Mapping[str, str], planned: int) ->
 
 def _trial(number: int, document: Json, name: str, sha: str) -> dict[str, Any]:
     section = document[SECTION]
+    precision = section.get("precision")  # of --until
+    parts = TrialPrecision.__struct_fields__
+    sureness = precision and {"precision": {name: precision[name] for name in parts}}
     return {
         "trial": number,
         "file": name,
@@ -243,6 +256,7 @@ def _trial(number: int, document: Json, name: str, sha: str) -> dict[str, Any]:
         "counted": section["status"] == FINISHED,
         "verdict": section["passport"]["verdict"],
         "reasons": list(section["passport"]["reasons"]),
+        **(sureness or {}),
     }
 
 

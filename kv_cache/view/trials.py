@@ -1,13 +1,13 @@
 """What trials of one configuration show: how far they agree, in every number."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.metrics.passport import Status
 from kv_cache.result.metrics import METRICS, Json, Metric
 from kv_cache.result.paths import value_at
 from kv_cache.result.run import converted
-from kv_cache.result.trials import TrialFacts, TrialNumbers
+from kv_cache.result.trials import TrialFacts, TrialNumbers, TrialRow
 from kv_cache.view import units
 from kv_cache.view.identity import doubts, identity_facts, origin_texts
 from kv_cache.view.machine import machine_sections
@@ -26,7 +26,7 @@ from kv_cache.view.parts import (
     interval_columns,
     present,
 )
-from kv_cache.view.run import CARDS, VIRTUAL, metric_column, rule_table
+from kv_cache.view.run import CARDS, VIRTUAL, metric_column, reach_text, rule_table
 
 
 def trials_view(section: Json) -> View:
@@ -44,7 +44,7 @@ def trials_view(section: Json) -> View:
 
 def _sentence(facts: TrialFacts, section: Json) -> str:
     """The headline of all, and how many finished."""
-    done = f"{facts.finished} of {facts.planned} trials finished."
+    done = f"{facts.finished} of {facts.planned} trials finished.{_wanted(facts.trials)}"
     numbers = facts.metrics.get(facts.headline or "")
     metric = METRICS.get(facts.headline or "")
     if value_at(section, "driver") == "virtual-time":
@@ -55,6 +55,23 @@ def _sentence(facts: TrialFacts, section: Json) -> str:
     mean = column.measured(numbers.mean)
     text = f"{column.title} {mean} (mean{_between(metric, numbers)})"
     return f"{text}; {done}"
+
+
+def _wanted(trials: Sequence[TrialRow]) -> str:
+    """How many trials became as sure as --until wants them; empty where it was not asked."""
+    precisions = [trial.precision for trial in trials if trial.precision is not None]
+    if not precisions:
+        return ""
+    reached = sum(each.reached for each in precisions)
+    widths = [
+        "no interval" if each.half_width is None else reach_text(each.half_width)
+        for each in precisions
+    ]
+    wanted = f"{reach_text(precisions[0].share)} of the {precisions[0].figure}"
+    return (
+        f" Wanted was {wanted} in each trial: "
+        f"{reached} of {len(precisions)} reached it ({', '.join(widths)})."
+    )
 
 
 def _between(metric: Metric, numbers: TrialNumbers) -> str:

@@ -272,6 +272,20 @@ def test_a_run_that_ends_before_its_bound_is_not_said_to_be_at_it(tmp_path: Path
     assert "bound" not in ran.out
 
 
+def test_trials_say_how_many_of_them_became_as_sure_as_was_wanted(tmp_path: Path) -> None:
+    """Each was cut off at its bound, and all together were called valid without a word of it."""
+    ran = small(tmp_path, *STEADY, "--until=0.01%", "--duration=30", "--trials=2")
+    assert "Wanted was ±0.01 % of the headline in each trial: 0 of 2 reached it (±" in ran.out
+    for row, name in zip(ran.own["trials"], ("R.trial1.json", "R.trial2.json"), strict=True):
+        each = json.loads((tmp_path / name).read_bytes())["kv_cache"]["precision"]
+        assert row["precision"] == {
+            key: each[key] for key in ("figure", "share", "half_width", "reached")
+        }
+    assert (
+        "precision" not in small(tmp_path, *STEADY, "--duration=5", "--trials=2").own["trials"][0]
+    )
+
+
 def test_a_run_ends_when_a_percentile_is_sure_and_verify_derives_its_interval(
     tmp_path: Path,
 ) -> None:
