@@ -369,20 +369,22 @@ class _Runs:
         """Perform runs in so many processes, which leave their series in files as they go on.
         Raises StoppedError."""
         before, counted = self._done, self._log is not None
-        with (
-            TemporaryDirectory(prefix="kv-cache-sim-") as scratch,
-            cores(together, _inputs_again, self._study) as spread,
-        ):
-            left = [Path(scratch, str(number)) for number in range(len(cells))]
-            every_s = None if self._series is None else _SHOWN_S
+        with ExitStack() as stack:
+            left: list[Path | None] = [None] * len(cells)
+            if self._series is not None:
+                scratch = stack.enter_context(TemporaryDirectory(prefix="kv-cache-sim-"))
+                left = [Path(scratch, str(number)) for number in range(len(cells))]
+            spread = stack.enter_context(cores(together, _inputs_again, self._study))
             arguments = (
-                (cell, counted, path, every_s) for cell, path in zip(cells, left, strict=True)
+                (cell, counted, path, _SHOWN_S) for cell, path in zip(cells, left, strict=True)
             )
             current = cells[0], left[0]
 
             def progress(done: int) -> None:
                 self._bar.to(before + done)
                 cell, path = current
+                if path is None:
+                    return
                 with suppress(FileNotFoundError):
                     columns = pickle.loads(path.read_bytes())
                     path.unlink()
@@ -461,21 +463,22 @@ def _inputs_again(study: Scenarios) -> ScenarioInputs:
 
 
 def _run_of(
-    inputs: ScenarioInputs, cell: _Cell, counted: bool, left: Path, every_s: float | None,
+    inputs: ScenarioInputs, cell: _Cell, counted: bool, left: Path | None, every_s: float,
     progress: Callable[[int], None],
 ) -> EndedRun:  # fmt: skip
     """Simulate a run of the plan, count its events if that is wanted, and leave its series in a
-    file every so often."""
+    file, if there is one, every so often."""
     scenario = inputs.plan[cell.variant].runs[cell.repeat].scenario
     log = EventLog(None, several=False) if counted else None
 
     def leave(series: ClusterSeries) -> None:
+        assert left is not None
         part = left.with_suffix(".part")
         with suppress(OSError):  # it is only shown
             part.write_bytes(pickle.dumps(series_columns(series)))
             part.replace(left)
 
-    show = ignore if every_s is None else _now_and_then(leave, every_s)
+    show = ignore if left is None else _now_and_then(leave, every_s)
 
     def ended(count: int, series: ClusterSeries) -> None:
         progress(count)

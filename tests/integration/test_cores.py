@@ -79,6 +79,18 @@ def test_a_run_in_another_process_shows_its_series_as_it_goes_on(
     assert series[0] == series[1]
 
 
+def test_runs_in_other_processes_whose_series_nobody_writes_need_no_place_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that who is killed leaves nothing."""
+    monkeypatch.setattr(sim_runs, "TemporaryDirectory", None)
+    with monkeypatch.context() as without:
+        without.setitem(FILES, "series", None)
+        in_processes(2, "rack-pool", tmp_path / "w", monkeypatch)
+    with pytest.raises(TypeError):
+        in_processes(2, "rack-pool", tmp_path / "s", monkeypatch)
+
+
 @pytest.fixture
 def spread_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a trace, in which two processes make all replays but the first."""
