@@ -25,9 +25,9 @@ from kv_cache.extensions import is_an_extension
 MODULES: Mapping[str, Sequence[str]] = {
     "kv_cache.sim.cluster": (
         "bound", "cluster", "compute", "counts", "event_loop", "fabric", "fleet", "flight",
-        "handover", "instance", "instance_events", "preemption", "prefix_chain", "prefix_match",
-        "roster", "router", "routing", "scheduler_rules", "segments", "state_moves", "storage",
-        "unlimited", "waiting_queue",
+        "handover", "instance", "instance_events", "level", "preemption", "prefix_chain",
+        "prefix_match", "roster", "router", "routing", "scheduler_rules", "segments", "state_moves",
+        "storage", "unlimited", "waiting_queue",
     ),
     "kv_cache.policy.eviction": (
         "arc", "base", "chain", "clock", "cost_aware", "counts", "fifo", "gdsf", "ghosts",

@@ -487,7 +487,7 @@ def test_least_connections_counts_requests_and_not_their_work() -> None:
 def test_levels_are_means_over_time_and_each_instance_may_have_its_series() -> None:
     """100 ms of prefill in 7 blocks, then 9 tokens of 10 ms, on both instances at once; a third
     that waits for one of them is in the central queue for as long. The series has a point each
-    60 ms."""
+    60 ms, or the first and the last alone; the two that wait for no time are none that wait."""
     values: Plain = {
         "instances": {"gpu": {**rates(max_num_seqs=1), "count": 2}},
         "scheduler": {"queue": "central"},
@@ -501,7 +501,11 @@ def test_levels_are_means_over_time_and_each_instance_may_have_its_series() -> N
         "prefilling": pytest.approx(300 / 380), "decoding": pytest.approx(270 / 380),
         "hbm_blocks": pytest.approx(1.5 * 7),
     }  # fmt: skip
-    assert levels["prefilling"]["max"] == 2
+    most = {"waiting": 1, "central_queue": 1, "prefilling": 2, "transferring": 0, "decoding": 2}
+    most["hbm_blocks"] = 14
+    seldom = {**values, "watch": {"series_interval_ms": 10_000}}
+    for each in (found, ran(seldom, [request(n, 0, 100, 10) for n in range(3)])):
+        assert {name: level["max"] for name, level in facts(each)["levels"].items()} == most
     for name in ("waiting", "decoding", "hbm_blocks"):
         both = zip(
             columns[f"{name}.0"], columns[f"{name}.1"], columns["central_queue"], strict=True

@@ -169,7 +169,7 @@ def test_every_counter_of_an_outcome_is_told() -> None:
     with_reach = set(found["requests"]) | {"good"}
     assert {name for name in samples if isinstance(getattr(made.requests, name), int)} <= with_reach
     assert {f.name for f in fields(ClusterOutcome)} - set(found) == {
-        "scenario", "itl_parts", "series", "levels_ns",  # as itl_ms, levels, columns, or beside
+        "scenario", "itl_parts", "series",  # as itl_ms, levels, columns, or beside
     }  # fmt: skip
 
 

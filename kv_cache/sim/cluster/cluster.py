@@ -138,7 +138,7 @@ class Cluster(InstanceEvents[Instance]):
             self._give(flight, number)
             return
         queue.add(flight, first=False)
-        self.counts.central_ns -= self.loop.now_ns
+        self.counts.central.change(1, self.loop.now_ns)
         if len(queue) > 1 and queue.head() is flight:
             self._dispatch()
 
@@ -151,7 +151,7 @@ class Cluster(InstanceEvents[Instance]):
                 return
             freed = -1
             self.central.pop()
-            self.counts.central_ns += self.loop.now_ns
+            self.counts.central.change(-1, self.loop.now_ns)
             self._give(flight, number)
 
     def _give(self, flight: Flight, number: int) -> None:
@@ -268,7 +268,7 @@ class Cluster(InstanceEvents[Instance]):
     def _end(self, flight: Flight, event: str, instance: int, answered: bool) -> None:
         now = self.counts.ended_ns = self.loop.now_ns
         self.counts.turn(flight, ENDED, now)
-        self.counts.hbm_ns = self.storage.watches["hbm"].area_ns(now)
+        self.counts.hbm = self.storage.watches["hbm"].until(now)
         self.counts.change_presence(now, -1)
         self.counts.spent_ns += now - flight.arrival_ns
         del self.alive[flight.request.number]

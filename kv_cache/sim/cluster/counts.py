@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 
 from kv_cache.metrics.histogram import bucket_of
 from kv_cache.sim.cluster.flight import QUEUED, Flight
+from kv_cache.sim.cluster.level import CountOverTime
 from kv_cache.sim.cluster.outcome import Blocks, Requests
 
 _MOST_PARTS = 40
@@ -15,10 +16,9 @@ MOST_GAPS = 4096  # different times between tokens that are kept before they go 
 
 class ClusterCounts:
     def __init__(self) -> None:
-        self.phases = [0] * 5
-        self._moments = [0] * 5  # of each, the sum of all changes x their instants
-        self.central_ns = 0  # that flights were in the central queue, when none is
-        self.hbm_ns = 0  # blocks in HBM, integrated until the last end
+        self.phases = [CountOverTime() for _ in range(5)]
+        self.central = CountOverTime()
+        self.hbm = 0, 0  # blocks in HBM until the last end: integrated, and the most
         self.tickets = 0  # of those that have begun to decode: each time another one
         self.output_tokens = 0
         self.prefill_tokens = 0
@@ -39,21 +39,13 @@ class ClusterCounts:
 
     def queued(self, now_ns: int) -> None:
         """Count one more flight in its first phase."""
-        self.phases[QUEUED] += 1
-        self._moments[QUEUED] += now_ns
+        self.phases[QUEUED].change(1, now_ns)
 
     def turn(self, flight: Flight, phase: int, now_ns: int) -> None:
         """Move a flight to another phase."""
-        phases, moments = self.phases, self._moments
-        phases[flight.phase] -= 1
-        moments[flight.phase] -= now_ns
-        phases[phase] += 1
-        moments[phase] += now_ns
+        self.phases[flight.phase].change(-1, now_ns)
+        self.phases[phase].change(1, now_ns)
         flight.phase = phase
-
-    def phase_ns(self, phase: int, now_ns: int) -> int:
-        """Return the flights in a phase, integrated over time up to now."""
-        return self.phases[phase] * now_ns - self._moments[phase]
 
     def change_presence(self, now_ns: int, change: int) -> None:
         """Count `change` more requests in the system from now on."""

@@ -89,19 +89,11 @@ def series_columns(series: ClusterSeries) -> dict[str, list[int]]:
     return {name: list(values) for name, values in series.columns.items()}
 
 
-LEVELS = ("waiting", "central_queue", "prefilling", "transferring", "decoding", "hbm_blocks")
-
-
 def _levels(outcome: ClusterOutcome) -> Plain:
-    """Return the mean over time of each level, until the last end, and the largest that the series
-    has."""
-    areas, columns = outcome.levels_ns, outcome.series.columns
+    """Return the mean over time of each level, until the last end, and the most of it."""
     return {
-        name: {
-            "mean": _share(areas[name], outcome.ended_ns) if areas else None,
-            "max": max(columns[name], default=None),
-        }
-        for name in LEVELS
+        name: {"mean": _share(area_ns, outcome.ended_ns), "max": most}
+        for name, (area_ns, most) in outcome.levels.items()
     }
 
 

@@ -69,8 +69,9 @@ def conservation(cluster: "Cluster") -> None:
     phases = Counter(flight.phase for flight in alive.values())
     assert not phases[ENDED], f"{phases[ENDED]} requests have ended and are alive"
     for phase in (QUEUED, PREFILL, TRANSFER, DECODE):
-        assert phases[phase] == counts.phases[phase], (
-            f"{phases[phase]} requests are in phase {phase}, not {counts.phases[phase]} as counted"
+        counted = counts.phases[phase].count
+        assert phases[phase] == counted, (
+            f"{phases[phase]} requests are in phase {phase}, not {counted} as counted"
         )
 
 
@@ -303,7 +304,7 @@ def end(cluster: "Cluster") -> None:
     assert cluster.network.in_flight == 0, "a transfer never ended"
     counts = cluster.counts
     assert counts.concurrency_ns == counts.spent_ns, "Little's law is broken"
-    phases = (counts.phase_ns(phase, counts.ended_ns) for phase in range(ENDED))
+    phases = (counts.phases[phase].area_ns(counts.ended_ns) for phase in range(ENDED))
     assert counts.concurrency_ns == sum(phases), "a request was in no phase, or in two"
     for work in cluster.routing.expected():
         assert work == 0, "the routers still count work that is done"

@@ -208,8 +208,8 @@ class ClusterOutcome:
     """`itl_parts` hold gaps between two tokens of a sequence: (ns, how many) by bucket, see
     `metrics/histogram.py`, each those that ended while an equal part of the measured requests
     arrived, the last one shorter, and until the end. `concurrency_ns` is the integral of requests
-    in the system over time (Little: = the sum of the times that they spent there), `levels_ns` are
-    those of each level, until the last end."""
+    in the system over time (Little: = the sum of the times that they spent there), `levels` are
+    those of each level, until the last end, and the most of it."""
 
     scenario: Scenario
     gpus: Mapping[str, GpuGroup] = field(default_factory=dict)
@@ -225,6 +225,6 @@ class ClusterOutcome:
     moved_ns: int = 0  # the end of the last transfer, which may be later
     events: int = 0
     concurrency_ns: int = 0
-    levels_ns: Mapping[str, int] = field(default_factory=dict)
+    levels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     checks: Counter[str] = field(default_factory=Counter)  # how often each law was checked
     warnings: list[str] = field(default_factory=list)

@@ -20,6 +20,7 @@ from kv_cache.core.block import Key
 from kv_cache.policy.admission import Admission, Candidate
 from kv_cache.policy.eviction import Eviction, Item, MakeEviction
 from kv_cache.sim.cluster.event_loop import Loop
+from kv_cache.sim.cluster.level import CountOverTime
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 
 _PACKED_AFTER = 16  # entries that left a dictionary, beside an eighth of it
@@ -376,23 +377,26 @@ class BlockPool:
 class TierWatch:
     """All pools of one tier: which of them have a node, for routers, and the total of blocks."""
 
-    __slots__ = ("_left", "_loop", "_moment", "holders", "total")
+    __slots__ = ("_left", "_level", "_loop", "holders")
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._moment = 0  # the sum of all changes of `total` x their instants
+        self._level = CountOverTime()
         self.holders: dict[int, dict[int, None]] = {}
-        self.total = 0
         self._left: dict[int, int] = {}  # pools that no longer have a node, since it was packed
 
     def change(self, blocks: int) -> None:
         """Count blocks that came, or went."""
-        self.total += blocks
-        self._moment += blocks * self._loop.now_ns
+        self._level.change(blocks, self._loop.now_ns)
 
-    def area_ns(self, now_ns: int) -> int:
-        """Return `total`, integrated over time up to now."""
-        return self.total * now_ns - self._moment
+    @property
+    def total(self) -> int:
+        """Blocks that are there."""
+        return self._level.count
+
+    def until(self, now_ns: int) -> tuple[int, int]:
+        """Return the blocks, integrated over time up to now, and the most of them."""
+        return self._level.area_ns(now_ns), self._level.most(now_ns)
 
     def came(self, pool: BlockPool, node: int) -> None:
         self.holders.setdefault(node, {})[pool.index] = None

@@ -54,11 +54,11 @@ class Sampler:
         cluster, columns = self._cluster, self.series.columns
         phases = cluster.counts.phases
         columns["at_ns"].append(cluster.loop.now_ns)
-        columns["waiting"].append(phases[QUEUED])
+        columns["waiting"].append(phases[QUEUED].count)
         columns["central_queue"].append(len(cluster.central))
-        columns["prefilling"].append(phases[PREFILL])
-        columns["decoding"].append(phases[DECODE])
-        columns["transferring"].append(phases[TRANSFER])
+        columns["prefilling"].append(phases[PREFILL].count)
+        columns["decoding"].append(phases[DECODE].count)
+        columns["transferring"].append(phases[TRANSFER].count)
         columns["hbm_blocks"].append(cluster.storage.watches["hbm"].total)
         requests = cluster.counts.requests
         now = (

@@ -111,16 +111,18 @@ def _recounted(cluster: Cluster) -> int:
     return max(10 * len(cluster.instances), held)
 
 
-def _levels_ns(counts: ClusterCounts) -> dict[str, int]:
-    """Return each level, integrated until the last end, when nobody is there any more."""
-    phases = {
-        "waiting": QUEUED,
-        "prefilling": PREFILL,
-        "transferring": TRANSFER,
-        "decoding": DECODE,
+def _levels(counts: ClusterCounts) -> dict[str, tuple[int, int]]:
+    """Return each level until the last end: integrated, and the most."""
+    of = {
+        "waiting": counts.phases[QUEUED],
+        "central_queue": counts.central,
+        "prefilling": counts.phases[PREFILL],
+        "transferring": counts.phases[TRANSFER],
+        "decoding": counts.phases[DECODE],
     }
-    of_phases = {name: counts.phase_ns(phase, counts.ended_ns) for name, phase in phases.items()}
-    return {**of_phases, "central_queue": counts.central_ns, "hbm_blocks": counts.hbm_ns}
+    end = counts.ended_ns
+    some = {name: (level.area_ns(end), level.most(end)) for name, level in of.items()}
+    return {**some, "hbm_blocks": counts.hbm}
 
 
 class _Collector:
@@ -226,7 +228,7 @@ class _Collector:
             moved_ns=cluster.network.ended_ns,
             events=cluster.loop.events,
             concurrency_ns=counts.concurrency_ns,
-            levels_ns=_levels_ns(counts),
+            levels=_levels(counts),
             checks=checks,
         )
 
