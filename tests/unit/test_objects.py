@@ -271,3 +271,12 @@ def test_the_network_cannot_have_carried_less_than_is_claimed(
     nbytes = None if carried is None else round(carried * (1 << 30))
     side = {"claimed_bytes": 1 << 30, "network_bytes": nbytes}
     assert statuses(of_objects(server_here=False, read=side, write=side))["V6"] is status
+
+
+def test_uploads_that_the_network_did_not_carry_yet_are_told_of_with_a_way_out() -> None:
+    """What waits to be sent as the window closes counts: 9.5 % too much without a warm-up."""
+    write = {"claimed_bytes": 2_498_000_000, "network_bytes": 2_281_000_000}
+    findings = judge(of_objects(server_here=False, write=write), Thresholds()).findings
+    [found] = (each for each in findings if each.rule == "V6")
+    assert found.status is Status.INVALID
+    assert "only a --warmup makes up for" in found.message

@@ -39,6 +39,9 @@ def of_files(number: str, rule: Rule) -> Rule:
     return judged
 
 
+_EARLY = "; parts of uploads count before they are sent, which only a --warmup makes up for"
+
+
 def against_network(
     e: Evidence, t: Thresholds, claimed: float, kind: str, past: str
 ) -> Iterator[Look]:
@@ -57,6 +60,7 @@ def against_network(
             f"the network interfaces carried {human_bytes(carried)}, less than the "
             f"{human_bytes(claimed)} that we say were {past}: something on the way answered "
             "instead of the server, or our count is wrong; look for a caching proxy"
+            f"{_EARLY if past == 'written' else ''}"
         )
     else:
         yield well(
