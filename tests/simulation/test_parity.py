@@ -209,6 +209,7 @@ def test_what_is_written_through_is_the_same_in_both_drivers(write: str, tmp_pat
             "policies.admission_max_depth": 8,
             "policies.admission_at": "storage",
             "semantics.gpu_in_place": False,
+            "semantics.write_behind_queue": 1,  # no thread that is late falls further behind
             "tiers.gpu_mem_gib": 1 / 8 if write == "through-selective" else 1 / 32,
             "tiers.cpu_mem_gib": 1 / 16,
             "tiers.storage_capacity_gib": 64,
