@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,7 @@ from kv_cache.config.scenario import (
     WorkloadSection,
 )
 from kv_cache.config.schema import describe, show
-from kv_cache.config.unread import (
-    Condition,
-    Fact,
-    conditions_of,
-    holds,
-    unread,
-    value_at,
-)
+from kv_cache.config.unread import Condition, Fact, conditions_of, holds, unread, value_at
 from kv_cache.config.yaml_files import read_model
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.model import DTYPE_BITS, MODELS, PARAMETERS, ModelShape, Parameters
@@ -438,23 +432,22 @@ def not_read(
     `told_apart` cannot be set."""
     without = {*explicit, *told_apart}
     reasons = {
-        each.path: _not_read_by(each.value, _reader(scenario, each.why))
-        + _way_back(each.path, each.value, each.usual, without)
+        each.path: _not_read(
+            each.path, each.value, each.usual, _reader(scenario, each.why), without
+        )
         for each in unread(scenario, _FACTS, explicit)
     }
     return reasons | _unwritten_tiers(scenario, without) | _idle_tier_policies(scenario, without)
 
 
-def _not_read_by(value: object, reader: str) -> str:
+def _not_read(path: str, value: Any, usual: Any, reader: str, without: Collection[str]) -> str:
+    """Return why an option is not read, and how to leave out what a shipped file gives, but for
+    options that are `without`."""
     state = "given" if is_dataclass(value) else show(value)
-    return f"is {state}, which has no effect with {reader}; leave it out"
-
-
-def _way_back(idle: str, value: Any, usual: Any, without: Collection[str]) -> str:
-    """Return how to leave out what a shipped file gives, but for options that are `without`."""
-    if any(f"{path}.".startswith(f"{idle}.") for path in without):
-        return ""
-    return f" ({' '.join(_settings(idle, value, usual))})"
+    text = f"is {state}, which has no effect with {reader}; leave it out"
+    if any(f"{other}.".startswith(f"{path}.") for other in without):
+        return text
+    return f"{text} ({' '.join(_settings(path, value, usual))})"
 
 
 def _settings(path: str, value: Any, usual: Any) -> Iterator[str]:
@@ -487,26 +480,21 @@ def _unwritten_tiers(scenario: Scenario, without: Collection[str]) -> dict[str, 
         f"tiers.{name}.capacity_gib": getattr(scenario.tiers, name).capacity_gib
         for name in lower_tiers(scenario)[swaps:]
     }
-    return {
-        path: _not_read_by(gib, reader) + _way_back(path, gib, 0, without)
-        for path, gib in sizes.items()
-    }
+    return {path: _not_read(path, gib, 0, reader, without) for path, gib in sizes.items()}
 
 
 def _idle_tier_policies(scenario: Scenario, without: Collection[str]) -> dict[str, str]:
     """Return policies for which there are too few tiers, or no next turn."""
     tiers, count = scenario.tiers, len(lower_tiers(scenario))
     reasons: dict[str, str] = {}
-    back = _way_back("tiers.prefetch", tiers.prefetch, "none", without)
+    idle = partial(_not_read, "tiers.prefetch", tiers.prefetch, "none", without=without)
     if tiers.write_policy.startswith("through") and not count:
         reasons["tiers.write_policy"] = (
             f"is {tiers.write_policy}, but there is no tier below HBM to write to; give one a "
             "capacity_gib, or use back"
         )
     if tiers.prefetch != "none" and tiers.prefetch_into == "hbm" and not count:
-        reasons["tiers.prefetch"] = (
-            _not_read_by(tiers.prefetch, _FACTS["lower_tiers"].otherwise) + back
-        )
+        reasons["tiers.prefetch"] = idle(_FACTS["lower_tiers"].otherwise)
     elif tiers.prefetch != "none" and tiers.prefetch_into == "below" and count < 2:
         reasons["tiers.prefetch"] = (
             f"is {tiers.prefetch}, which brings blocks up to the first tier below HBM, but there "
@@ -514,9 +502,7 @@ def _idle_tier_policies(scenario: Scenario, without: Collection[str]) -> dict[st
             "or use none"
         )
     elif tiers.prefetch == "next-in-session" and not _FACTS["several_turns"].holds(scenario):
-        reasons["tiers.prefetch"] = (
-            _not_read_by(tiers.prefetch, _FACTS["several_turns"].otherwise) + back
-        )
+        reasons["tiers.prefetch"] = idle(_FACTS["several_turns"].otherwise)
     return reasons
 
 
