@@ -537,7 +537,7 @@ def _uses_of(link: str) -> list[Measure]:
 
 # --- over time -------------------------------------------------------------------------------
 
-_WHERE = ("waiting", "prefilling", "transferring", "decoding")
+_WHERE = ("waiting", "prefilling", "decode_queue", "transferring", "decoding")
 _VIRTUAL = ShownColumn("virtual time", units.S)
 OnGrid = Callable[[SimRun, str, Sequence[float]], list[float | None]]
 """How a column of a run is seen on a grid of instants."""

@@ -114,6 +114,7 @@ def test_every_law_holds_in_scenarios_drawn_at_random(batch: int) -> None:
         no_token_comes_before_its_computation(outcome, events)
         parts_add_up(outcome)
         first_token_parts_are_those_of_the_log(outcome, events)
+        levels_are_those_of_the_log(outcome, events)
         bytes_of_the_log_are_those_of_links_and_places(outcome, moved)
         min_finds_no_less(outcome)
 
@@ -134,6 +135,7 @@ def test_mixed_instances_that_decode_for_each_other_never_wait_for_each_other(
         every_request_ends_once(outcome, events)
         parts_add_up(outcome)
         first_token_parts_are_those_of_the_log(outcome, events)
+        levels_are_those_of_the_log(outcome, events)
         sent += outcome.requests.handoffs
         declined += outcome.requests.handoffs_declined
         preempted += outcome.requests.preemptions
@@ -263,6 +265,44 @@ def first_token_parts_are_those_of_the_log(
         assert (movement >= 0) <= (requests.instance[place] != requests.decoder[place]) or (
             number, "preempt"
         ) in at  # fmt: skip
+
+
+def levels_are_those_of_the_log(
+    outcome: ClusterOutcome, events: list[tuple[int, str, int, int]]
+) -> None:
+    """Where each request is between its events, integrated, and the most at a time. The log does
+    not say when swapped state is back, or what is computed again elsewhere."""
+    goes = {
+        "arrival": "waiting", "preempt": "waiting", "decode": "decoding",
+        "finish": "", "reject": "", "abort": "",
+    }  # fmt: skip
+    where: dict[int, str] = {}
+    ready = set[int]()  # there is memory where they decode
+    area, present, most = Counter[str](), Counter[str](), Counter[str]()
+    last_ns = 0
+    for at_ns, kind, number, _ in events:
+        if at_ns > last_ns:
+            for name, count in present.items():
+                area[name] += count * (at_ns - last_ns)
+                most[name] = max(most[name], count)
+            last_ns = at_ns
+        before = where.get(number, "")
+        after = goes.get(kind, before)
+        if kind == "first-token":
+            after = "transferring" if number in ready else "decode_queue"
+        elif kind == "admit" and before == "waiting":
+            after = "prefilling"
+            ready.discard(number)
+        elif kind == "admit":
+            ready.add(number)
+            after = "transferring" if before == "decode_queue" else before
+        elif kind == "swap-in" or (kind == "route" and outcome.requests.retries_taken):
+            return
+        present[before] -= 1
+        present[after] += 1
+        where[number] = after
+    for name in ("waiting", "prefilling", "decode_queue", "transferring", "decoding"):
+        assert outcome.levels[name] == (area[name], most[name]), name
 
 
 # --- determinism ---------------------------------------------------------------------------------

@@ -345,9 +345,8 @@ def test_a_central_queue_of_one_instance_is_as_good_as_its_own() -> None:
     """Of three prompts at once each begins as soon as the one before it is computed, while that is
     still being sent to where it decodes."""
     values: Plain = {
-        "topology": {"instances_per_node": 2},
         "instances": {"a": rates(max_num_seqs=1, role="prefill"), "b": rates(role="decode")},
-        "network": {"nvlink": {"gbytes_per_s": 1e-5}},
+        "network": {"nvlink": {"gbytes_per_s": 1e-5}, "pcie": {"gbytes_per_s": 0}},
     }
     asked = [request(n, 0, 160, 10) for n in range(3)]
     own, central = (
@@ -497,12 +496,12 @@ def test_levels_are_means_over_time_and_each_instance_may_have_its_series() -> N
     levels, columns = facts(found)["levels"], found.series.columns
     means = {name: level["mean"] for name, level in levels.items()}
     assert means == {
-        "waiting": pytest.approx(0.5), "central_queue": pytest.approx(0.5), "transferring": 0,
-        "prefilling": pytest.approx(300 / 380), "decoding": pytest.approx(270 / 380),
-        "hbm_blocks": pytest.approx(1.5 * 7),
+        "waiting": pytest.approx(0.5), "central_queue": pytest.approx(0.5), "decode_queue": 0,
+        "transferring": 0, "prefilling": pytest.approx(300 / 380),
+        "decoding": pytest.approx(270 / 380), "hbm_blocks": pytest.approx(1.5 * 7),
     }  # fmt: skip
     most = {"waiting": 1, "central_queue": 1, "prefilling": 2, "transferring": 0, "decoding": 2}
-    most["hbm_blocks"] = 14
+    most |= {"decode_queue": 0, "hbm_blocks": 14}
     seldom = {**values, "watch": {"series_interval_ms": 10_000}}
     for each in (found, ran(seldom, [request(n, 0, 100, 10) for n in range(3)])):
         assert {name: level["max"] for name, level in facts(each)["levels"].items()} == most
@@ -512,6 +511,26 @@ def test_levels_are_means_over_time_and_each_instance_may_have_its_series() -> N
         )
         of_all = [sum(each[: 2 + (name == "waiting")]) for each in both]
         assert of_all == list(columns[name]), name
+
+
+def test_who_waits_for_memory_where_it_decodes_is_not_being_transferred() -> None:
+    """Two prompts of 160 ms, one after the other, 160 ms of the network each, 9 tokens of 10 ms,
+    and memory for one: the other one waits for the 90 ms of its answer."""
+    values: Plain = {
+        **separate(1000, 12, "reserve-prompt"),
+        "network": {"nvlink": {"gbytes_per_s": 1e-3, "latency_us": 0}, "pcie": {"gbytes_per_s": 0}},
+        "separation": {"transfer": "pull"},
+    }
+    found = ran(values, [request(n, 0, 160, 10) for n in range(2)])
+    levels = facts(found)["levels"]
+    assert {
+        name: (round(level["mean"] * found.ended_ns / MS), level["max"])
+        for name, level in levels.items()
+        if name != "hbm_blocks"
+    } == {
+        "waiting": (160, 1), "central_queue": (0, 0), "prefilling": (320, 1),
+        "decode_queue": (90, 1), "transferring": (320, 1), "decoding": (180, 1),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("most_ms", "good"), [(265, 0), (267, 1)])

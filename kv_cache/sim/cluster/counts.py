@@ -6,7 +6,7 @@ It counts what it is given; nothing is decided here, and nothing is read back by
 from collections import Counter, defaultdict
 
 from kv_cache.metrics.histogram import bucket_of
-from kv_cache.sim.cluster.flight import QUEUED, Flight
+from kv_cache.sim.cluster.flight import ENDED, QUEUED, Flight
 from kv_cache.sim.cluster.level import CountOverTime
 from kv_cache.sim.cluster.outcome import Blocks, Requests
 
@@ -16,7 +16,7 @@ MOST_GAPS = 4096  # different times between tokens that are kept before they go 
 
 class ClusterCounts:
     def __init__(self) -> None:
-        self.phases = [CountOverTime() for _ in range(5)]
+        self.phases = [CountOverTime() for _ in range(ENDED + 1)]
         self.central = CountOverTime()
         self.hbm = 0, 0  # blocks in HBM until the last end: integrated, and the most
         self.tickets = 0  # of those that have begun to decode: each time another one

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from kv_cache.sim.cluster.fabric import Fabric
-from kv_cache.sim.cluster.flight import DECODE, Flight
+from kv_cache.sim.cluster.flight import Flight
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.prefix_match import match
 from kv_cache.sim.cluster.roster import Roster
@@ -228,7 +228,7 @@ def _has_place(there: Instance, flight: Flight, *, pausing: bool) -> bool:
     lower = [each for each in there.members if priorities[each.kind] < least] if least else []
     taking = [each for each in there.waiting.every() if priorities[each.kind] >= least]
     blocks = sum(map(there.reserved, (*taking, flight))) + there.decoding
-    blocks -= sum(each.phase == DECODE for each in lower) + _blocks_of(there, lower)
+    blocks -= sum(each.ticket != 0 for each in lower) + _blocks_of(there, lower)
     seqs = len(there.members) - len(lower) + len(taking)
     return seqs < there.max_seqs and blocks <= there.pool.available
 
@@ -241,7 +241,7 @@ def _blocks_of(there: Instance, flights: Sequence[Flight]) -> int:
             if hold is not None and hold.pool is there.pool:
                 pins.update(hold.pins)
                 blocks += hold.private
-                if flight.phase == DECODE:
+                if flight.ticket:
                     kept = -(-there.kept(flight) // there.rules.block_tokens)
                     blocks += kept - hold.shared - hold.private
     return blocks + sum(s.end - s.start for s, count in pins.items() if s.pins == count)

@@ -1,7 +1,8 @@
 """One request on its way through the cluster, and what it holds in an instance.
 
-The phases are those of serving engines: queued, prefill, transfer, decode; loading goes on beside
-prefill. A flight only remembers; instances and the cluster decide.
+The phases are those of serving engines: queued, prefill, decode queue (computed, and without
+memory where it is to decode), transfer (of its state: there, or back from where it was swapped to),
+decode; loading goes on beside prefill. A flight only remembers; instances and the cluster decide.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from kv_cache.sim.cluster.prefix_match import missing
 from kv_cache.sim.cluster.requests import ClusterRequest
 from kv_cache.sim.cluster.segments import BlockExtent, BlockPool, Segment, become_ready, blocks_of
 
-QUEUED, PREFILL, TRANSFER, DECODE, ENDED = range(5)
+QUEUED, PREFILL, DECODE_QUEUE, TRANSFER, DECODE, ENDED = range(6)
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ instances none waits for the other, as each could be full of what waits.
 from kv_cache.sim.cluster.counts import ClusterCounts
 from kv_cache.sim.cluster.event_loop import ENDS
 from kv_cache.sim.cluster.fabric import Fabric
-from kv_cache.sim.cluster.flight import TRANSFER, Flight, Hold
+from kv_cache.sim.cluster.flight import DECODE_QUEUE, TRANSFER, Flight, Hold
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.outcome import EventBytes
 from kv_cache.sim.cluster.roster import Roster
@@ -58,6 +58,7 @@ class Handover:
         """The decode side has memory, and is ready for what is computed or asks for it."""
         flight.answered_offer(self._fabric.loop.now_ns)
         if flight.prepared:
+            self._counts.turn(flight, TRANSFER, self._fabric.loop.now_ns)
             self._leave_home(flight)
         self._ask(flight)
 
@@ -92,7 +93,8 @@ class Handover:
         if flight.decoder == flight.home:
             self._decode(flight)
             return
-        self._counts.turn(flight, TRANSFER, self._fabric.loop.now_ns)
+        phase = DECODE_QUEUE if flight.landing is None else TRANSFER
+        self._counts.turn(flight, phase, self._fabric.loop.now_ns)
         flight.prepared = True
         if flight not in self._roster.instance(flight.decoder).waiting.offers:
             self._leave_home(flight)

@@ -33,9 +33,9 @@ _FIRST = -(1 << 62)  # before any order
 class Instance:
     __slots__ = (
         "_ahead", "_choose", "_chunks", "_counts", "_epoch", "_events", "_fabric", "_fresh",
-        "_joining", "_kicking", "_last_out_ns", "_orders", "_preempted", "_run_began",
+        "_kicking", "_last_out_ns", "_orders", "_preempted", "_run_began",
         "_run_steps", "_slacks", "_storage", "busy", "busy_ns", "compute", "context",
-        "decode_tokens", "decoding", "finished", "finishing", "grown", "max_seqs",
+        "decode_tokens", "decoding", "finished", "finishing", "grown", "joining", "max_seqs",
         "measured_decoding", "members", "number", "pool", "preemptions", "prefill_tokens",
         "prefilling", "requests", "role", "rules", "step_ns", "steps", "tiers", "waiting",
     )  # fmt: skip
@@ -85,7 +85,7 @@ class Instance:
         self.step_ns = 0
         self._last_out_ns = 0
         self._fresh: list[Flight] = []
-        self._joining: list[Flight] = []  # from the next step on
+        self.joining: list[Flight] = []  # from the next step on
         self._choose = VICTIMS[rules.victim]
         self._preempted = False  # any flight, since the last admission
         self._kicking = False
@@ -111,7 +111,7 @@ class Instance:
         if not self.busy:
             self.kick()
         elif self._run_steps and (
-            self._joining or len(self.members) < self.max_seqs or self.rules.pause_lower
+            self.joining or len(self.members) < self.max_seqs or self.rules.pause_lower
         ):
             self._shorten()
 
@@ -120,8 +120,8 @@ class Instance:
         if self._kicking:
             return
         self._kicking = True
-        if self._joining:
-            joining, self._joining = self._joining, []
+        if self.joining:
+            joining, self.joining = self.joining, []
             for flight in joining:
                 self._join(flight)
         if self.waiting.offers:
@@ -410,13 +410,13 @@ class Instance:
     def join(self, flight: Flight) -> None:
         """A flight whose state is here, and one more token out, decodes from the next step on; the
         step that is under way is none of its own."""
+        self._counts.turn(flight, DECODE, self._fabric.loop.now_ns)
         if self.busy:
-            self._joining.append(flight)
+            self.joining.append(flight)
         else:
             self._join(flight)
 
     def _join(self, flight: Flight) -> None:
-        self._counts.turn(flight, DECODE, self._fabric.loop.now_ns)
         left = flight.request.output_tokens - flight.generated
         kept = flight.request.prompt_tokens + flight.generated - 1
         flight.begun = self._next_order(flight)
@@ -642,7 +642,7 @@ class Instance:
         chunks = {flight for flight, _ in self._chunks}
         for flight in reversed(self.members):
             if flight.order > after and (
-                flight.phase == DECODE
+                flight.ticket
                 or (
                     flight.phase == PREFILL
                     and flight.home == self.number
@@ -663,7 +663,7 @@ class Instance:
     def _preempt(self, flight: Flight) -> None:
         self.preemptions += 1
         self._preempted = True
-        decoded = flight.phase == DECODE
+        decoded = flight.ticket != 0
         if decoded:
             self._leave_decoding(flight)
             if flight.measured and flight.joined_step == self.steps:
@@ -678,7 +678,7 @@ class Instance:
     def check(self) -> None:
         """Recount everything."""
         assert len(self.members) <= self.max_seqs, "more sequences than allowed"
-        decoding = [f for f in self.members if f.phase == DECODE]
+        decoding = [f for f in self.members if f.ticket]
         assert len(decoding) == self.decoding, "the decoding sequences do not add up"
         assert sum(self._slacks.values()) == (0 if self.rules.reserve_all else self.decoding)
 

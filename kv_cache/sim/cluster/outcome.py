@@ -196,8 +196,9 @@ class ClusterSeries:
         default_factory=lambda: {
             name: array("q")
             for name in (
-                "at_ns", "waiting", "central_queue", "prefilling", "decoding", "transferring",
-                "hbm_blocks", "output_tokens", "prefill_tokens", "finished", "rejected", "aborted",
+                "at_ns", "waiting", "central_queue", "prefilling", "decode_queue", "transferring",
+                "decoding", "hbm_blocks", "output_tokens", "prefill_tokens", "finished", "rejected",
+                "aborted",
             )
         }
     )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.units import NS_PER_MS, NS_PER_S
-from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, TRANSFER
+from kv_cache.sim.cluster.flight import DECODE, DECODE_QUEUE, PREFILL, QUEUED, TRANSFER
 from kv_cache.sim.cluster.outcome import ClusterSeries
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Sampler:
         columns["waiting"].append(phases[QUEUED].count)
         columns["central_queue"].append(len(cluster.central))
         columns["prefilling"].append(phases[PREFILL].count)
+        columns["decode_queue"].append(phases[DECODE_QUEUE].count)
         columns["decoding"].append(phases[DECODE].count)
         columns["transferring"].append(phases[TRANSFER].count)
         columns["hbm_blocks"].append(cluster.storage.watches["hbm"].total)
@@ -75,7 +76,7 @@ class Sampler:
             there = cluster.instances.get(number)
             levels = (0, 0, 0)
             if there is not None:
-                levels = (len(there.waiting), there.decoding, there.pool.used)
+                levels = (len(there.waiting), there.decoding + len(there.joining), there.pool.used)
             for name, level in zip(OF_AN_INSTANCE, levels, strict=True):
                 columns[f"{name}.{number}"].append(level)
 

@@ -11,7 +11,7 @@ from kv_cache.core.garbage import rarely_looked_for
 from kv_cache.sim.cluster.bound import most_hits
 from kv_cache.sim.cluster.cluster import Cluster
 from kv_cache.sim.cluster.counts import ClusterCounts
-from kv_cache.sim.cluster.flight import DECODE, PREFILL, QUEUED, TRANSFER, Flight
+from kv_cache.sim.cluster.flight import DECODE, DECODE_QUEUE, PREFILL, QUEUED, TRANSFER, Flight
 from kv_cache.sim.cluster.hardware_models import PLAIN, HardwareModels
 from kv_cache.sim.cluster.instance import Instance
 from kv_cache.sim.cluster.laws import Log, broken_law, check, check_end
@@ -117,6 +117,7 @@ def _levels(counts: ClusterCounts) -> dict[str, tuple[int, int]]:
         "waiting": counts.phases[QUEUED],
         "central_queue": counts.central,
         "prefilling": counts.phases[PREFILL],
+        "decode_queue": counts.phases[DECODE_QUEUE],
         "transferring": counts.phases[TRANSFER],
         "decoding": counts.phases[DECODE],
     }
