@@ -5,8 +5,11 @@ moved reached the device, and whether others moved bytes too.
 """
 
 import os
+import stat
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +33,8 @@ class Counters(Struct, frozen=True, kw_only=True):
     everybody's, and `foot_*` those of the disks at the bottom of its stack. `device_io_ms` is the
     time in which the device had something to do. `host_*` add up all cores, `usable_*` those that
     this process may run on (`usable_cpus`, as the kernel lists them: `0-3,8`; a difference has none
-    if they changed), `network_*` all interfaces but the loopback. The two `rss` values, `device`
+    if they changed), `network_*` all interfaces but the loopback. `queued_bytes` were given to
+    sockets of this process, and have not come to the other end. The two `rss` values, `device`
     and `usable_cpus` are levels: a difference carries the later snapshot's.
     """
 
@@ -57,6 +61,7 @@ class Counters(Struct, frozen=True, kw_only=True):
     usable_total_s: float | None
     network_rx_bytes: int
     network_tx_bytes: int
+    queued_bytes: int
     peak_rss_bytes: int
     rss_bytes: int | None
 
@@ -111,6 +116,7 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
         usable_total_s=None if usable is None else usable.total_s,
         network_rx_bytes=sum(nic.bytes_recv for nic in network),
         network_tx_bytes=sum(nic.bytes_sent for nic in network),
+        queued_bytes=_queued_bytes(),
         peak_rss_bytes=_peak_rss_bytes() if peak is None else peak,
         rss_bytes=rss,
     )
@@ -132,6 +138,20 @@ def _total(devices: Sequence[str]) -> DiskStats | None:
     """Add up what the devices counted; None if there are none, or one of them has no counters."""
     stats = read_diskstats(devices)
     return None if stats is None else added_up(stats.values())
+
+
+def _queued_bytes() -> int:
+    """Add up SIOCOUTQ (tcp(7)) of our sockets."""
+    import fcntl  # here: only Unix has them, and modules are imported anywhere
+    import termios
+
+    queued = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed since, or no connection
+            if stat.S_ISSOCK(os.fstat(fd := int(name)).st_mode):
+                answer = fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4))
+                queued += int.from_bytes(answer, sys.byteorder)
+    return queued
 
 
 def _peak_rss_bytes() -> int:

@@ -119,12 +119,12 @@ class Witness:
         return foreign.snapshot(excluded={*foreign.our_pids(), *self._siblings})
 
     def open_window(self) -> None:
+        self._own_before = self._pulse.bytes_moved()
+        self._opened, self._opened_ns = self._counters(), self._clock.now_ns()
         self._around = self._others()
         self._cpu_before = cpu_users.snapshot()
         self._kin = foreign.snapshot_of(self._siblings)
         self._canary.mark()
-        self._own_before = self._pulse.bytes_moved()
-        self._opened, self._opened_ns = self._counters(), self._clock.now_ns()
         self._measures = True
 
     def close_window(self) -> None:

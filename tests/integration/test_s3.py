@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any, ClassVar
 
 import orjson
@@ -375,6 +376,66 @@ def put(store: ObjectStore, ref: CopyRef, data: memoryview) -> None:
     except StoreError:
         sink.abort()
         raise
+
+
+@contextmanager
+def slow_way(server: S3Server, bytes_per_second: float) -> Iterator[str]:
+    """The endpoint of a way to the server on which all uploads together have this rate."""
+    turn = threading.Lock()
+
+    def carry(source: socket.socket, target: socket.socket, rate: float = 0) -> None:
+        with suppress(OSError):
+            while piece := source.recv(2**16):
+                if rate:
+                    with turn:
+                        time.sleep(len(piece) / rate)
+                target.sendall(piece)
+            target.shutdown(socket.SHUT_WR)
+
+    class Carrier(BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", server.port)) as far:
+                back = threading.Thread(target=carry, args=(far, self.request))
+                back.start()
+                carry(self.request, far, bytes_per_second)
+                back.join()
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Carrier) as way:
+        way.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        threading.Thread(target=way.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{way.server_address[1]}"
+        finally:
+            way.shutdown()
+
+
+_IN_PARTS = """
+io: {buffer_mib: 1, store_buffers: 32, threads: 16}
+passport: {payload_pages: 16}
+user_templates:
+""" + "".join(
+    f"  {name}: {{context_range: [200, 200], generation_range: [9, 9], think_time_range: [0, 0]}}\n"
+    for name in ("chatbot", "coding", "document")
+)
+
+
+def test_parts_of_uploads_that_are_not_sent_as_the_window_closes_are_told_of(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    (tmp_path / "parts.yaml").write_text(_IN_PARTS)
+    flags = [
+        "--model=llama3.1-8b", "--prefill-only", "--gpu-mem-gb=0", "--cpu-mem-gb=0",
+        "--storage-capacity-gb=4", "--num-users=6", "--generation-mode=none", "--duration=2",
+        "--seed=3", "--no-progress", "--config=parts.yaml", "--output=R.json",
+    ]  # fmt: skip
+    with slow_way(s3, 40e6) as endpoint:
+        place = [f"--cache-dir={s3.url('parts')}", f"--s3-endpoint={endpoint}"]
+        ran = run(tmp_path, "run", *flags, *place)
+    write = ran.own["passport"]["evidence"]["ledger"]["write"]
+    came = write["window_calls_bytes"] - write["window_queued_bytes"]
+    assert came < 2 * 40e6 * 1.1 < write["window_bytes"]
+    names(ran.own, V6="suspect", V30="invalid", also=("V13", "V25", "V29"))
+    assert "came to the other end of the sockets" in ran.out
 
 
 def test_a_server_that_comes_back_is_asked_again(s3: S3Server) -> None:

@@ -1,6 +1,8 @@
 """Snapshots of what the kernel counted."""
 
 import os
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,22 @@ def test_a_memory_file_system_has_no_device() -> None:
         pytest.skip("no /dev/shm")
     assert device_of(Path("/dev/shm/kv")) is None
     assert device_of(Path("/proc/self")) is None
+
+
+def test_bytes_that_the_other_end_of_a_socket_has_not_taken_are_queued() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as other,
+    ):
+        before = read_counters([])
+        client.setblocking(False)
+        sent = taken = 0
+        with suppress(BlockingIOError):
+            while True:
+                sent += client.send(bytes(2**16))
+        queued = (read_counters([]) - before).queued_bytes
+        assert 0 < queued < sent  # the rest is in the other end's buffer
+        while taken < sent:
+            taken += len(other.recv(2**20))
+        assert (read_counters([]) - before).queued_bytes == 0

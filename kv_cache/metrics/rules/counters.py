@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, nothing, suspect, unknown, well
-from kv_cache.metrics.rules.object_storage import against_network
+from kv_cache.metrics.rules.object_storage import against_network, uploads_sent
 from kv_cache.metrics.rules.readings import DIRECTIONS, on_objects, percent, too_few
 
 
@@ -32,6 +32,8 @@ def ledger(e: Evidence, t: Thresholds) -> Iterator[Look]:
         return
     for (kind, past), nbytes in zip(DIRECTIONS, claimed, strict=True):
         yield from _ledger_of(e, t, nbytes or 0, kind, past)
+    if on_objects(e):
+        yield from uploads_sent(e, t)
 
 
 def _ledger_of(e: Evidence, t: Thresholds, claimed: float, kind: str, past: str) -> Iterator[Look]:

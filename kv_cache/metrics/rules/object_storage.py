@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Rule, Thresholds
-from kv_cache.metrics.judging import Look, invalid, nothing, unknown, well
+from kv_cache.metrics.judging import Look, invalid, nothing, suspect, unknown, well
 from kv_cache.metrics.rules.page_cache import above_the_link
 from kv_cache.metrics.rules.readings import on_objects, percent
 
@@ -39,9 +39,6 @@ def of_files(number: str, rule: Rule) -> Rule:
     return judged
 
 
-_EARLY = "; parts of uploads count before they are sent, which only a --warmup makes up for"
-
-
 def against_network(
     e: Evidence, t: Thresholds, claimed: float, kind: str, past: str
 ) -> Iterator[Look]:
@@ -60,10 +57,29 @@ def against_network(
             f"the network interfaces carried {human_bytes(carried)}, less than the "
             f"{human_bytes(claimed)} that we say were {past}: something on the way answered "
             "instead of the server, or our count is wrong; look for a caching proxy"
-            f"{_EARLY if past == 'written' else ''}"
         )
     else:
         yield well(
             f"the network interfaces carried {percent(carried / claimed)} of the "
             f"{human_bytes(claimed)} {past} (headers, and what others moved, included)"
+        )
+
+
+def uploads_sent(e: Evidence, t: Thresholds) -> Iterator[Look]:
+    """Parts of an upload count once the client has taken them, which may be long before they are
+    sent: those that wait as the window closes are too much, as it opens too little. Calls of a
+    library that the kernel does not count say nothing."""
+    side = "ledger.write"
+    claimed, calls, written = e.numbers(side, "claimed_bytes", "calls_bytes", "window_bytes")
+    calls_then, queued = e.numbers(side, "window_calls_bytes", "window_queued_bytes")
+    if claimed is None or calls is None or calls < claimed * (1 - t.counter_tolerance):
+        return
+    if written is None or calls_then is None or queued is None or written < t.enough_bytes:
+        return
+    sent = calls_then - queued
+    if abs(written - sent) > t.counter_tolerance * written:
+        yield suspect(
+            f"of {human_bytes(written)} that count as written in the window {human_bytes(sent)} "
+            "came to the other end of the sockets in it: parts of uploads count before they are "
+            "sent; use a --warmup as long as some uploads, or a longer --duration"
         )
