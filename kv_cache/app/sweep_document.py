@@ -25,6 +25,7 @@ from kv_cache.metrics.turns import LEAST_TURNS, difference_in_turns
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.metrics import HIGHER, METRICS, Json, over_runs
 from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA, rule_of
+from kv_cache.result.trials import precision_part
 from kv_cache.result.verdicts import worst
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal
@@ -69,6 +70,7 @@ def run_row(
         "sha256": sha256,
         "fingerprint": None if document is None else fingerprint(document),
         "message": message,
+        **precision_part(section),
         "metrics": {name: m.value(section) for name, m in METRICS.items()} if finished else {},
     }
 
@@ -239,7 +241,8 @@ def sweep_document(
 
 def sweep_csv(document: Json) -> bytes:
     """One row a cell: its values, how many runs finished, its verdict with the rules that it is of,
-    and of each metric that any cell has mean, interval and ratio to the first cell."""
+    how many runs became as sure as --until wants, and of each metric that any cell has mean,
+    interval and ratio to the first cell."""
     section = document[SECTION]
     names = [n for n in METRICS if any(n in cell["metrics"] for cell in section["cells"])]
     text = io.StringIO()
@@ -249,7 +252,8 @@ def sweep_csv(document: Json) -> bytes:
         for name in names
         for part in ("", " low", " high", " / first", " / first low", " / first high")
     ]
-    heads = ["runs", "finished", "verdict", "rules", "changed thresholds", *heads]
+    heads = ["runs", "finished", "verdict", "rules", "changed thresholds", "as sure as wanted",
+             *heads]  # fmt: skip
     out.writerow(["cell", *section["varied"], *heads])
     for cell in section["cells"]:
         values = [_plain(cell["values"][path]) for path in section["varied"]]
@@ -257,9 +261,10 @@ def sweep_csv(document: Json) -> bytes:
         rules = [rule_of(text) for run in cell["runs"] for text in run.get("reasons", [])]
         moved = [name for run in cell["runs"] for name in run.get("changed_thresholds", {})]
         verdict = [cell["verdict"], *(" ".join(dict.fromkeys(each)) for each in (rules, moved))]
-        out.writerow(
-            [cell["cell"], *values, len(cell["runs"]), cell["finished"], *verdict, *columns]
-        )
+        sure = [run["precision"]["reached"] for run in cell["runs"] if "precision" in run]
+        counts = [len(cell["runs"]), cell["finished"]]
+        reached = sum(sure) if sure else None
+        out.writerow([cell["cell"], *values, *counts, *verdict, reached, *columns])
     return text.getvalue().encode()
 
 

@@ -88,7 +88,6 @@ class Witness:
             place = temporary_place()  # the calls are tried in a file
         disks = () if place is None else stack_of([place]).disks
         self._interposed = {} if place is None else interposed.look(place, disks)
-        self._throttles = throttles.read_throttles()
         self._began = self._instants()
         self._canary.start()
         self._still.start()
@@ -176,9 +175,8 @@ class Witness:
         return {**self._interposed, "tracers": self._settings.tracers} if self._interposed else {}
 
     def _limits_until_now(self) -> dict[str, object]:
-        limits = throttles.between(self._throttles, throttles.read_throttles())
-        ever = {*limits["io_limits"], *self._settings.io_limits}
-        return {**limits, "io_limits": sorted(filter(self._is_of_ours, ever))}
+        limits = self._settings.limits()
+        return {**limits, "io_limits": list(filter(self._is_of_ours, limits["io_limits"]))}
 
     def _is_of_ours(self, limit: str) -> bool:
         """A limit's text begins with the device's name; a partition has its disk's, and a volume

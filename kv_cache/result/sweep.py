@@ -8,6 +8,7 @@ from msgspec import Struct
 from kv_cache.core.bounded import Count, Number
 from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.result import kinds
+from kv_cache.result.trials import RunPrecision
 
 SCHEMA = kinds.SWEEP
 FINISHED, PLANNED, FAILED, INTERRUPTED = "finished", "planned", "failed", "interrupted"
@@ -35,6 +36,7 @@ class SweepRun(Struct, frozen=True, kw_only=True):
     message: str | None
     reasons: list[str] = []
     changed_thresholds: dict[str, tuple[float | bool, float | bool]] = {}
+    precision: RunPrecision | None = None
 
 
 class SweepCell(Struct, frozen=True, kw_only=True):

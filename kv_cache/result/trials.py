@@ -35,13 +35,20 @@ MOST_CV = 0.05
 of five runs that they replicate within 5 %."""
 
 
-class TrialPrecision(Struct, frozen=True, kw_only=True):
-    """How sure a trial was of the figure of --until."""
+class RunPrecision(Struct, frozen=True, kw_only=True):
+    """How sure one of several runs was of the figure of --until."""
 
     figure: str
     share: Number
     half_width: Number | None
     reached: bool
+
+
+def precision_part(section: Json) -> dict[str, Any]:
+    """Return `precision` of a run's result for its row among several; nothing without --until."""
+    known = section.get("precision")
+    names = RunPrecision.__struct_fields__
+    return {"precision": {name: known[name] for name in names}} if known else {}
 
 
 class TrialRow(Struct, frozen=True, kw_only=True):
@@ -55,7 +62,7 @@ class TrialRow(Struct, frozen=True, kw_only=True):
     verdict: str
     reasons: list[str]
     window_s: Number
-    precision: TrialPrecision | None = None
+    precision: RunPrecision | None = None
 
 
 class TrialNumbers(Struct, frozen=True, kw_only=True):
@@ -240,9 +247,6 @@ def _check(documents: Sequence[Json], files: Mapping[str, str], planned: int) ->
 
 def _trial(number: int, document: Json, name: str, sha: str) -> dict[str, Any]:
     section = document[SECTION]
-    precision = section.get("precision")  # of --until
-    parts = TrialPrecision.__struct_fields__
-    sureness = precision and {"precision": {name: precision[name] for name in parts}}
     return {
         "trial": number,
         "file": name,
@@ -256,7 +260,7 @@ def _trial(number: int, document: Json, name: str, sha: str) -> dict[str, Any]:
         "counted": section["status"] == FINISHED,
         "verdict": section["passport"]["verdict"],
         "reasons": list(section["passport"]["reasons"]),
-        **(sureness or {}),
+        **precision_part(section),
     }
 
 

@@ -8,6 +8,7 @@ from kv_cache.result.metrics import Json
 from kv_cache.result.paths import as_number
 from kv_cache.result.run import converted
 from kv_cache.result.sweep import FINISHED, INTERRUPTED, PLANNED, SweepCell, SweepFacts, rule_of
+from kv_cache.result.trials import RunPrecision
 from kv_cache.view import units
 from kv_cache.view.identity import moved_thresholds
 from kv_cache.view.parts import (
@@ -23,6 +24,7 @@ from kv_cache.view.parts import (
     ViewSection,
     present,
 )
+from kv_cache.view.trials import reached_text, wanted_text
 
 COLUMNS: dict[str, ShownColumn] = {
     "storage.read.bytes_per_second": ShownColumn("read", units.GIB_PER_S),
@@ -53,7 +55,7 @@ def sweep_view(section: Json) -> View:
             f"means of {sweep.repeat} runs" if sweep.repeat > 1 else "one run a cell",
             f"kv-cache {sweep.program_version}",
         ],
-        reasons=[*_reasons(sweep.cells), *_moved(sweep.cells)],
+        reasons=[*_reasons(sweep.cells), *_moved(sweep.cells), *_unsure(sweep.cells)],
         sections=list(_sections(sweep)),
     )
 
@@ -115,6 +117,25 @@ def _moved(cells: Sequence[SweepCell]) -> list[str]:
     return [f"{_cells(numbers)}: {text}" for text, numbers in cells_of.items()]
 
 
+def _unsure(cells: Sequence[SweepCell]) -> Iterator[str]:
+    """Cells of which a run did not become as sure as --until wants, with how sure each one is."""
+    for cell in cells:
+        precisions = _precisions(cell)
+        if not all(each.reached for each in precisions):
+            wanted = f"wanted was {wanted_text(precisions[0])} in each run"
+            yield f"{_cells([cell.cell])}: {wanted}: {reached_text(precisions)}"
+
+
+def _precisions(cell: SweepCell) -> list[RunPrecision]:
+    return [run.precision for run in cell.runs if run.precision is not None]
+
+
+def _sure(cell: SweepCell) -> str:
+    """How many runs became as sure as --until wants."""
+    precisions = _precisions(cell)
+    return f"{sum(each.reached for each in precisions)} of {len(precisions)}" if precisions else ""
+
+
 def _sentence(sweep: SweepFacts) -> str:
     """Which cell is better than all others, by which metric; or why none is."""
     left = sweep.runs - sweep.finished - sweep.failed
@@ -154,11 +175,13 @@ def _why_no_best(sweep: SweepFacts) -> str:
 def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
     varied = [ShownColumn(name) for name in _last_words(sweep.varied)]
     first = len(varied) + 1
+    asked = any(map(_precisions, sweep.cells))
     rows: list[list[Cell]] = [
         [
             str(cell.cell),
             *(_plain(cell.values[path]) for path in sweep.varied),
             *(cell.metrics[name].mean if name in cell.metrics else None for name in shown),
+            *([_sure(cell)] if asked else []),
             _verdict(cell),
         ]
         for cell in sweep.cells
@@ -174,6 +197,7 @@ def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
             ShownColumn("cell"),
             *varied,
             *(COLUMNS[name] for name in shown),
+            *([ShownColumn("as sure as wanted")] if asked else []),
             ShownColumn("verdict"),
         ],
         rows=rows,

@@ -7,7 +7,7 @@ from kv_cache.metrics.passport import Status
 from kv_cache.result.metrics import METRICS, Json, Metric
 from kv_cache.result.paths import value_at
 from kv_cache.result.run import converted
-from kv_cache.result.trials import TrialFacts, TrialNumbers, TrialRow
+from kv_cache.result.trials import RunPrecision, TrialFacts, TrialNumbers, TrialRow
 from kv_cache.view import units
 from kv_cache.view.identity import doubts, identity_facts, origin_texts
 from kv_cache.view.machine import machine_sections
@@ -62,16 +62,21 @@ def _wanted(trials: Sequence[TrialRow]) -> str:
     precisions = [trial.precision for trial in trials if trial.precision is not None]
     if not precisions:
         return ""
+    return f" Wanted was {wanted_text(precisions[0])} in each trial: {reached_text(precisions)}."
+
+
+def wanted_text(precision: RunPrecision) -> str:
+    return f"{reach_text(precision.share)} of the {precision.figure}"
+
+
+def reached_text(precisions: Sequence[RunPrecision]) -> str:
+    """How many of several runs became as sure as --until wants, and how sure each one is."""
     reached = sum(each.reached for each in precisions)
     widths = [
         "no interval" if each.half_width is None else reach_text(each.half_width)
         for each in precisions
     ]
-    wanted = f"{reach_text(precisions[0].share)} of the {precisions[0].figure}"
-    return (
-        f" Wanted was {wanted} in each trial: "
-        f"{reached} of {len(precisions)} reached it ({', '.join(widths)})."
-    )
+    return f"{reached} of {len(precisions)} reached it ({', '.join(widths)})"
 
 
 def _between(metric: Metric, numbers: TrialNumbers) -> str:

@@ -35,7 +35,7 @@ from tests.integration.test_passport import (
     started,
 )
 from tests.integration.test_runs import wait_for_objects
-from tests.integration.test_stack import disk, on_image, run_on, tool
+from tests.integration.test_stack import disk, on_image, once_free, run_on, tool
 from tests.passports import named, names, says
 
 NO_LOOPS, NO_NETWORK_DEVICES = why_not(LOOP_TOOLS), why_not(NBD_TOOLS)
@@ -105,6 +105,29 @@ def test_an_io_limit_that_is_gone_before_the_run_ends_is_named(disk: Path) -> No
         own = run_on(disk, directory, *LONG, beside=beside)
     names(own, V24="suspect")
     assert f"{loop} read_bps=900000000000" in says(own, "V24")
+
+
+def test_a_cpu_limit_of_another_cgroup_that_the_run_was_moved_to_is_named(tmp_path: Path) -> None:
+    """Read at both ends, in the cgroup that the run begins and ends in, nothing was stopped."""
+    cpu = Path("/sys/fs/cgroup/cpu")
+    if not (cpu / "cgroup.procs").exists():
+        pytest.skip("making a cgroup needs version 1's cpu controller")
+    small = cpu / f"kv-cache-test-{os.getpid()}"
+    small.mkdir()
+    try:
+        (small / "cpu.cfs_quota_us").write_text("5000")  # of each 100 ms
+        program = started(tmp_path, "--max-requests=0", "--duration=8")
+        wait_for_objects(tmp_path / "cache", program)
+        worker = str(cli.worker_of(program))
+        (small / "cgroup.procs").write_text(worker)
+        time.sleep(4)
+        (cpu / "cgroup.procs").write_text(worker)
+        done = cli.finish(program, tmp_path)
+    finally:
+        once_free(small.rmdir)
+    assert done.code == 0, done.err
+    names(done.own, V24="suspect")
+    assert "the CPU limit of this cgroup stopped the benchmark" in says(done.own, "V24")
 
 
 @needs_loops

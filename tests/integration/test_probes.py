@@ -218,13 +218,13 @@ def cgroup(request: pytest.FixtureRequest) -> Iterator[Path]:
 THROTTLED = """
 import json, os, sys, time
 from pathlib import Path
-from kv_cache.bench.probes.throttles import between, read_throttles
+from kv_cache.bench.probes.throttles import over, read_throttles
 (Path(sys.argv[1]) / "cgroup.procs").write_text(str(os.getpid()))
 before = read_throttles()
 end = time.process_time() + 0.1
 while time.process_time() < end:
     pass
-print(json.dumps(between(before, read_throttles())))
+print(json.dumps(over([(before, read_throttles())])))
 """
 
 

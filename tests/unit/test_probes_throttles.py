@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from kv_cache.bench.probes.throttles import (
+    Stay,
     Throttles,
-    between,
     cpu_stat,
     io_limits,
     memory_events,
+    over,
     read_throttles,
+    seen,
     turbo,
     usable_cores,
 )
+from kv_cache.core.units import NS_PER_S
 
 V1 = {
     "proc/self/cgroup": "3:memory:/box\n2:cpu,cpuacct:/box/one\n1:blkio:/\n0::/\n",
@@ -74,7 +77,11 @@ def test_version_1_of_cgroups_is_read_at_every_level(tmp_path: Path) -> None:
         ),
         governor=None,
         turbo=None,
-    )
+        cgroups=tuple(
+            f"/sys/fs/cgroup/{name}" for name in ("cpu/box/one", "cpu/box", "cpu",
+                                                  "memory/box", "memory")
+        ),
+    )  # fmt: skip
 
 
 def test_version_2_of_cgroups_is_read_at_every_level(tmp_path: Path) -> None:
@@ -89,12 +96,13 @@ def test_version_2_of_cgroups_is_read_at_every_level(tmp_path: Path) -> None:
         ),
         governor="performance, powersave",
         turbo="off",
+        cgroups=2 * ("/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"),
     )
 
 
 def test_a_machine_that_says_nothing_gives_nulls(tmp_path: Path) -> None:
     silent = read_throttles(tmp_path)
-    assert between(silent, silent) == {
+    assert over([(silent, silent)]) == {
         "cpu_throttled_s": None,
         "cpu_throttled_periods": None,
         "io_limits": [],
@@ -119,12 +127,12 @@ def test_a_window_has_the_difference_and_what_held_at_either_end() -> None:
         cpu_throttled_periods=7,
         cpu_throttled_ns=3_500_000_000,
         memory_stalled_ns=2_000_000_000,
-        memory_limit_events=3,  # moved to another cgroup in between
+        memory_limit_events=3,  # a counter that was set back
         io_limits=("vda read_bps=2 (/a)",),
         governor="performance",
         turbo="on",
     )
-    assert between(before, after) == {
+    assert over([(before, after)]) == {
         "cpu_throttled_s": 2.5,
         "cpu_throttled_periods": 2,
         "io_limits": ["vda read_bps=1 (/a)", "vda read_bps=2 (/a)"],
@@ -172,7 +180,23 @@ def test_turbo_has_two_names(no_turbo: str | None, boost: str | None, expected: 
 
 def test_this_machine_can_be_read() -> None:
     now = read_throttles()
-    assert between(now, now)["cpu_throttled_s"] in (None, 0.0)
+    assert over([(now, now)])["cpu_throttled_s"] in (None, 0.0)
+
+
+def test_a_process_that_is_moved_is_told_what_each_of_its_cgroups_stopped() -> None:
+    """Taken at both ends, what another cgroup stopped in between was in neither."""
+
+    def look(cgroup: str, throttled_ns: int) -> Throttles:
+        return Throttles(
+            cpu_throttled_periods=None, cpu_throttled_ns=throttled_ns, memory_limit_events=None,
+            memory_stalled_ns=None, io_limits=(), governor=None, turbo=None, cgroups=(cgroup,),
+        )  # fmt: skip
+
+    stays: list[Stay] = []
+    for cgroup, s in [("/a", 1), ("/a", 2), ("/b", 7), ("/b", 9), ("/b", 12), ("/a", 2), ("/a", 3)]:
+        stays = seen(stays, look(cgroup, s * NS_PER_S))
+    assert len(stays) == 3
+    assert over(stays)["cpu_throttled_s"] == 1 + 5 + 1
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from kv_cache.app.sweep_document import (
     sweep_text,
 )
 from kv_cache.result.chain import check
+from kv_cache.result.trials import precision_part
 from tests.trials import GB, result
 
 READ = "storage.read.bytes_per_second"
@@ -137,6 +138,29 @@ def test_a_sweep_says_by_which_rules_a_cell_is_not_valid() -> None:
     assert f"  ! cell 1: {timers} (run 2)" in text
     rows = list(csv.DictReader(io.StringIO(sweep_csv(made).decode())))
     assert [row["rules"] for row in rows] == ["V9 V25", "", "V9"]
+
+
+def test_a_cell_says_how_many_of_its_runs_became_as_sure_as_was_wanted() -> None:
+    """A run that --duration cut off at ±40 % stood in its cell as one that reached its ±5 %."""
+    cells = [cell(1, SLOW), cell(2, FAST), cell(3, FAST)]
+    wanted = {"figure": "headline", "share": 0.05, "bound_s": 60}
+    for number, widths in ((1, [0.04, 0.4, None]), (2, [0.04, 0.03, 0.02])):
+        for row, half in zip(cells[number - 1]["runs"], widths, strict=True):
+            reached = half is not None and half <= 0.05
+            section = {"precision": {**wanted, "half_width": half, "reached": reached}}
+            row |= precision_part(section)
+    assert precision_part({"precision": None}) == {}
+    made = document(cells)
+    text = sweep_text(made, Path("D"))
+    assert (
+        "! cell 1: wanted was ±5 % of the headline in each run: 1 of 3 reached it (±4 %, ±40 %, "
+        "no interval)" in text
+    )
+    assert "as sure as wanted" in text
+    assert "cell 2: wanted" not in text
+    rows = list(csv.DictReader(io.StringIO(sweep_csv(made).decode())))
+    assert [row["as sure as wanted"] for row in rows] == ["1", "3", ""]
+    assert "as sure as wanted" not in sweep_text(document([cell(1, SLOW)]), Path("D"))
 
 
 def test_the_document_is_sealed() -> None:

@@ -7,6 +7,7 @@ takes back before it ends, is at neither end of it. It reads what the kernel kee
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kv_cache.bench.probes import throttles
 from kv_cache.bench.probes.stack import Stack, stack_of
@@ -25,12 +26,14 @@ class SettingsWatch:
         self._lock = threading.Lock()
         self._first = self._all = first
         self._limits: set[str] = set()
+        self._stays: list[throttles.Stay] = []
         self._tracers: set[str] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="settings-watch", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; once only."""
+        """Look at the limits a first time, and start the thread; once only."""
+        self._see(throttles.read_throttles())
         self._thread.start()
 
     def stop(self) -> None:
@@ -47,11 +50,17 @@ class SettingsWatch:
         later = {name: [row for row in rows[name] if row not in first[name]] for name in first}
         return {**first, "later": later}
 
-    @property
-    def io_limits(self) -> set[str]:
-        """Return every limit that was in force at a look, as `throttles` words it."""
+    def limits(self) -> dict[str, Any]:
+        """Look at the limits, and return what they did since the first look, with every one that
+        was in force at a look."""
+        self._see(throttles.read_throttles())
         with self._lock:
-            return set(self._limits)
+            return {**throttles.over(self._stays), "io_limits": sorted(self._limits)}
+
+    def _see(self, now: throttles.Throttles) -> None:
+        with self._lock:
+            self._limits.update(now.io_limits)
+            self._stays = throttles.seen(self._stays, now)
 
     @property
     def tracers(self) -> list[str]:
@@ -65,10 +74,10 @@ class SettingsWatch:
         self._look()
 
     def _look(self) -> None:
-        limits, stack = throttles.io_limits_now(), stack_of(self._directories)
+        self._see(throttles.read_throttles())
+        stack = stack_of(self._directories)
         tracer = parse_pairs(text_of(Path("/proc/self/status")) or "").get("TracerPid", "0")
         with self._lock:
-            self._limits.update(limits)
             self._all = self._all.joined(stack)
             if tracer != "0":
                 name = (text_of(Path(f"/proc/{tracer}/comm")) or "a process").strip()

@@ -1,12 +1,12 @@
 """Who slows us down by order: the CPU and I/O limits of cgroups, memory limits, clock rates.
 
 A limit on any cgroup above this process holds for it as well, so all levels are looked at.
-Counters are differences over a window; limits are named where they held at either end of it, or at
-a look between (`settings_watch`).
+Counters are differences over each stay in a cgroup, as one that a process is moved to has others.
+Limits are named where they held at a look (`settings_watch`).
 Sources: admin-guide/cgroup-v2.rst, cgroup-v1/, scheduler/sched-bwc.rst, pm/cpufreq.rst.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,11 @@ class Throttles(Struct, frozen=True, kw_only=True):
     io_limits: tuple[str, ...]
     governor: str | None
     turbo: str | None
+    cgroups: tuple[str, ...] = ()  # whose counters these are
+
+
+Stay = tuple[Throttles, Throttles]
+"""The first and the last look at the same cgroups."""
 
 
 def read_throttles(root: Path = Path("/")) -> Throttles:
@@ -53,21 +58,33 @@ def read_throttles(root: Path = Path("/")) -> Throttles:
         turbo=turbo(
             text_of(root / _CPU / "intel_pstate/no_turbo"), text_of(root / _CPU / "cpufreq/boost")
         ),
+        cgroups=tuple(d for c in ("cpu", "memory") for d in _directories(root, c)[1]),
     )
 
 
-def between(before: Throttles, after: Throttles) -> dict[str, Any]:
+def seen(stays: Sequence[Stay], now: Throttles) -> list[Stay]:
+    """Add a look: it ends the last stay, or begins another where the process was moved."""
+    first, last = stays[-1] if stays else (now, now)
+    if now.cgroups == last.cgroups:
+        return [*stays[:-1], (first, now)]
+    return [*stays, (now, now)]
+
+
+def over(stays: Sequence[Stay]) -> dict[str, Any]:
     """Return the section `throttles` of a passport's evidence."""
+
+    def spent(name: str) -> int | None:
+        return _sum(_difference(getattr(a, name), getattr(b, name)) for a, b in stays)
+
+    ends = [look for stay in stays for look in stay]
     return {
-        "cpu_throttled_s": _seconds(before.cpu_throttled_ns, after.cpu_throttled_ns),
-        "cpu_throttled_periods": _difference(
-            before.cpu_throttled_periods, after.cpu_throttled_periods
-        ),
-        "io_limits": sorted({*before.io_limits, *after.io_limits}),
-        "memory_limit_events": _difference(before.memory_limit_events, after.memory_limit_events),
-        "memory_stalled_s": _seconds(before.memory_stalled_ns, after.memory_stalled_ns),
-        "governor": _either(before.governor, after.governor),
-        "turbo": _either(before.turbo, after.turbo),
+        "cpu_throttled_s": _seconds(spent("cpu_throttled_ns")),
+        "cpu_throttled_periods": spent("cpu_throttled_periods"),
+        "io_limits": sorted({limit for look in ends for limit in look.io_limits}),
+        "memory_limit_events": spent("memory_limit_events"),
+        "memory_stalled_s": _seconds(spent("memory_stalled_ns")),
+        "governor": _either(ends[0].governor, ends[-1].governor),
+        "turbo": _either(ends[0].turbo, ends[-1].turbo),
     }
 
 
@@ -204,12 +221,10 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def _difference(before: int | None, after: int | None) -> int | None:
-    """Subtract; at least 0, as a process that was moved has the counters of another cgroup."""
     return None if before is None or after is None else max(0, after - before)
 
 
-def _seconds(before_ns: int | None, after_ns: int | None) -> float | None:
-    took_ns = _difference(before_ns, after_ns)
+def _seconds(took_ns: int | None) -> float | None:
     return None if took_ns is None else ns_to_s(took_ns)
 
 
