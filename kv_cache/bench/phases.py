@@ -243,10 +243,10 @@ class Phases:
         refs = state.world.cache.sample(Tier.NVME, PAYLOAD_OBJECTS)
         seed = Seed(self._plan.seed).child("payload-sample")
         if not self._plan.rehearse:
-            store = self._machine.stores.by_tier[Tier.NVME]
+            store, payload = self._machine.stores.by_tier[Tier.NVME], self._machine.mover.payload
             answers.call_unless_silent(
                 f"reading a sample of {answers.places}",
-                lambda: self._witness.examine_payload(store, refs, seed, stopped),
+                lambda: self._witness.examine_payload(store, refs, payload, seed, stopped),
             )
 
     def _flush(self) -> None:

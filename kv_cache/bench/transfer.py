@@ -127,7 +127,7 @@ class Mover:
         self._rehearse = rehearse
         self._page_cache = page_cache
         self._stores = stores
-        self._payload = payload
+        self.payload = payload
         self._loads = loads
         self._stored = stored
         self._clock = clock
@@ -589,7 +589,7 @@ class Mover:
         timer.end(n)
         if self._verifies[ref.tier]:
             full = self._verify is Verify.FULL
-            if not self._payload.matches(buffer, ref, offset, n, full):
+            if not self.payload.matches(buffer, ref, offset, n, full):
                 raise StoreError(MISMATCH, f"{ref} at {offset}")
         return n
 
@@ -598,10 +598,10 @@ class Mover:
             self._pretend(timer, ref, offset, self._stored)
             return
         n = min(self._size, ref.nbytes - offset)
-        buffer = self._stored.take(self._payload.tint(ref, offset))
+        buffer = self._stored.take(self.payload.tint(ref, offset))
         try:
             self._check_abort()  # now: the wait for a buffer can have been long
-            data = self._payload.stamp(buffer, ref, offset, n)
+            data = self.payload.stamp(buffer, ref, offset, n)
             timer.begin()
             sink.write(offset, data)
             timer.end(n)
@@ -648,13 +648,13 @@ class Mover:
         a buffer of a load holds nothing that could be verified."""
         self._check_abort()
         loads = pool is self._loads
-        buffer = pool.take(self._payload.tint(ref, offset))
+        buffer = pool.take(self.payload.tint(ref, offset))
         try:
             if not loads or self._verify is not Verify.OFF:
-                data = self._payload.stamp(buffer, ref, offset, n)
+                data = self.payload.stamp(buffer, ref, offset, n)
                 if loads and self._verify is Verify.FULL:
                     loaded = Buffer(np.frombuffer(data, np.uint8))
-                    self._payload.matches(loaded, ref, offset, n, full=True)
+                    self.payload.matches(loaded, ref, offset, n, full=True)
             call_nothing()
         finally:
             pool.give(buffer)

@@ -38,6 +38,7 @@ from kv_cache.metrics.gaps import find_gaps, gap_rows
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.native import library
+from kv_cache.tiers.payload import Payload
 
 _SETTLE_STEP_S = 0.05
 
@@ -88,6 +89,7 @@ class Witness:
             place = temporary_place()  # the calls are tried in a file
         disks = () if place is None else stack_of([place]).disks
         self._interposed = {} if place is None else interposed.look(place, disks)
+        self._cores = os.sysconf("SC_NPROCESSORS_ONLN")
         self._began = self._instants()
         self._canary.start()
         self._still.start()
@@ -175,8 +177,8 @@ class Witness:
         return {**self._interposed, "tracers": self._settings.tracers} if self._interposed else {}
 
     def _limits_until_now(self) -> dict[str, object]:
-        limits = self._settings.limits()
-        return {**limits, "io_limits": list(filter(self._is_of_ours, limits["io_limits"]))}
+        limits = throttles.over(self._settings.stays())
+        return {**limits, "io_limits": list(filter(self._is_of_ours, self._settings.io_limits))}
 
     def _is_of_ours(self, limit: str) -> bool:
         """A limit's text begins with the device's name; a partition has its disk's, and a volume
@@ -198,20 +200,29 @@ class Witness:
         self._settings.stop()
 
     def examine_payload(
-        self, store: Store, refs: Sequence[CopyRef], seed: Seed, stopped: Callable[[], bool]
+        self,
+        store: Store,
+        refs: Sequence[CopyRef],
+        payload: Payload,
+        seed: Seed,
+        stopped: Callable[[], bool],
     ) -> None:
-        """Read pages of these copies back, from all over them, and look at their bytes."""
+        """Read pages of these copies back, from all over them, and look at their bytes: are they
+        those that were stored?"""
         if not refs:
             return
         dice = np.random.Generator(np.random.PCG64(seed.integer()))
         each = -(-self._config.payload_pages // len(refs))
         pages: list[bytes] = []
+        wrong = 0
         for ref in refs:
             if stopped():
                 return  # a signal does not wait for long
-            pages += _pages(store, ref, each, dice)
+            for offset, page in _pages(store, ref, each, dice):
+                pages.append(page)
+                wrong += not payload.matches_page(page, ref, offset)
         if pages:
-            self._payload = examine(pages)
+            self._payload = {**examine(pages), "wrong_pages": wrong}
 
     def so_far(self) -> dict[str, object] | None:
         """Return the sections of the evidence that are there while the run goes on, from any
@@ -281,7 +292,7 @@ class Witness:
             "foreign": self._foreign(),
             "clock": {
                 **self._times(self._ended),
-                "cores": os.sysconf("SC_NPROCESSORS_ONLN"),
+                "cores": max(self._cores, os.sysconf("SC_NPROCESSORS_ONLN")),  # one may be gone
                 "counted_s": ns_to_s(self._closed_ns - self._opened_ns),
             },
             "payload": dict(self._payload),
@@ -360,16 +371,19 @@ def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None,
     return sum(link[0] for link in known), ", ".join(link[1] for link in known)
 
 
-def _pages(store: Store, ref: CopyRef, count: int, dice: np.random.Generator) -> list[bytes]:
-    """`count` pages of one copy; none of one that cannot be read."""
+def _pages(
+    store: Store, ref: CopyRef, count: int, dice: np.random.Generator
+) -> list[tuple[int, bytes]]:
+    """`count` pages of one copy, with their offsets; none of one that cannot be read."""
     page, pages = aligned_bytes(PAGE_BYTES), []
     numbers = dice.permutation(ref.nbytes // PAGE_BYTES)[:count]
     try:
         tap = store.open(ref)
         try:
             for number in numbers:
-                tap.read(int(number) * PAGE_BYTES, page.data)
-                pages.append(page.tobytes())
+                offset = int(number) * PAGE_BYTES
+                tap.read(offset, page.data)
+                pages.append((offset, page.tobytes()))
         finally:
             tap.close()
     except StoreError:

@@ -1,6 +1,7 @@
 """What is allowed in the configuration of a run and has no effect, or may surprise."""
 
 from collections.abc import Iterator, Mapping
+from math import ceil
 
 from kv_cache.config.personalities import PERSONALITIES
 from kv_cache.config.policies import guarded_tiers, writes_all
@@ -8,6 +9,7 @@ from kv_cache.config.root import Config, options, say
 from kv_cache.config.schema import show
 from kv_cache.config.storage_targets import on_objects
 from kv_cache.config.unread import Condition, Fact, Unread, unread, value_at
+from kv_cache.metrics.until import least_window_s, parse_until
 
 _FACTS: Mapping[str, Fact] = {
     "replays": Fact(lambda config: config.replays, "no trace is replayed"),
@@ -30,6 +32,7 @@ def config_warnings(config: Config) -> list[str]:
         *_prompts(config),
         *_same_as_another(config),
         *_unlike_the_connector(config),
+        *_never_sure_in_time(config),
     ]
 
 
@@ -122,3 +125,19 @@ def _unlike_the_connector(config: Config) -> Iterator[str]:
     for path, value in PERSONALITIES[name].options.items() if name is not None else ():
         if value_at(config, path) != value:
             yield f"{say(config, path)}, where personality {name} has {show(value)}"
+
+
+def _never_sure_in_time(config: Config) -> Iterator[str]:
+    """Warn of a bound before which --until cannot end the window, however sure its figure is."""
+    bound_s = config.window_s()
+    if config.run.until is None or bound_s is None:
+        return
+    until = parse_until(config.run.until)
+    least_s = least_window_s(until, config.monitor.tick_s)
+    if bound_s < least_s:
+        way = "" if until.tag is None else f", or a {say(config, 'monitor.tick_s')} below 1"
+        yield (
+            f"{say(config, 'run.until')} ends no window before {least_s:.3g} s, and this one is "
+            f"{bound_s:g} s at most: it will only say how sure the figure is; give --duration "
+            f"{ceil(least_s)} or more{way}"
+        )

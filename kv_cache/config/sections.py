@@ -68,9 +68,10 @@ class RunConfig:
     )  # fmt: skip
     until: str | None = opt(
         None,
-        "End the window once the 95 % interval of a figure reaches no further than this to both "
-        "sides: of the headline (5%), or of a percentile (storage read:p95:5%, "
-        "interactive:ttft:p95:10%). duration_s bounds it, or 600 s",
+        "End the window once half the width of a figure's 95 % interval is at most this share of "
+        "it: of the headline (5%), or of a percentile (storage read:p95:5%, "
+        "interactive:ttft:p95:10%), which takes 77 windows of monitor.tick_s at least. duration_s "
+        "bounds it, or 600 s",
         flag="--until", metavar="[FIGURE:]SHARE%",
     )  # fmt: skip
     warmup_s: float = opt(

@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from kv_cache.core.errors import ConfigError, did_you_mean
 from kv_cache.core.kinds import OpKind, Phase, Qos, Tier
-from kv_cache.core.units import s_to_ns
+from kv_cache.core.units import ns_to_s, s_to_ns
 from kv_cache.metrics.histogram import Histogram, merged, supported
 from kv_cache.metrics.intervals import Batches, Interval, grown
-from kv_cache.metrics.pace import MOST_BATCHES, MovedBytes
+from kv_cache.metrics.pace import MOST_BATCHES, SLOT_NS, MovedBytes
 from kv_cache.metrics.slo import SloMeasure
 from kv_cache.metrics.window import Window, latency_tag
 
@@ -38,6 +38,13 @@ class Until(Struct, frozen=True, kw_only=True):
     name: str = "headline"
     tag: str | None = None
     percent: float = 0.0
+
+
+def least_window_s(until: Until, tick_s: float) -> float:
+    """Return the length of the shortest window that may end: two looks, the first of which takes so
+    many batches. Those of the headline may be longer, where calls are."""
+    batch_s = ns_to_s(SLOT_NS) if until.tag is None else tick_s
+    return FIRST_LOOK_BATCHES * batch_s * LOOK_EVERY ** (LOOKS_IN_A_ROW - 1)
 
 
 _SHARE = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,6})?)%")

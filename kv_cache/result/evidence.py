@@ -15,7 +15,7 @@ from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.passport import judge
 from kv_cache.metrics.rules.readings import CACHED_ENGINES
 from kv_cache.metrics.slo import parse_slos
-from kv_cache.metrics.steady import ROUNDS, WindowSample, trends
+from kv_cache.metrics.steady import LEAST_WINDOWS, ROUNDS, WindowSample, trends
 from kv_cache.metrics.summary import NETWORK, call_ms, per_second, ratio
 from kv_cache.result.counted import EvidenceFacts, Json, LedgerFacts
 from kv_cache.result.paths import value_at
@@ -31,6 +31,7 @@ from kv_cache.result.run import (
 from kv_cache.result.sections import KINDS, bytes_per_second, measured_windows, targets_ms
 from kv_cache.tiers.payload import MISMATCH
 
+_OPENING_S = 2.0  # a window that is no longer is the beginning of those measured
 _RATES = ("bytes_per_second", "operations_per_second")
 _OF_POINTS = ("object_bytes", *_RATES, "cores_used")
 
@@ -156,15 +157,27 @@ def _asked(run: CountedRun) -> dict[str, Any]:
     schedule by how much the number that wait for their answers grew."""
     windows = measured_windows(run)
     arrived = sum(window.submitted for window in windows)
-    waiting = [window.queued + window.in_flight for window in windows]
+    grown = _grown_backlog(run, windows) if windows and _scheduled(run) else None
     return {
         "asked": arrived,
         "asked_per_s": per_second(arrived, run.window_s),
         "requested_per_s": run.workload.request_rate_per_s
         if run.workload.loop == "closed"
         else None,
-        "backlog_growth": max(0, waiting[-1] - waiting[0]) if waiting and _scheduled(run) else None,
+        "backlog_growth": grown,
     }
+
+
+def _grown_backlog(run: CountedRun, windows: Sequence[Any]) -> int:
+    """Return by how much more requests wait at the end of the measured windows than at the end of
+    the first, or, where that is most of them, than at their beginning."""
+    first = windows[0]
+    if first.end_s - first.start_s > max(_OPENING_S, run.window_s / LEAST_WINDOWS):
+        earlier = [each for each in run.windows if each.end_s <= first.start_s]
+        opening = earlier[-1].queued + earlier[-1].in_flight if earlier else 0
+    else:
+        opening = first.queued + first.in_flight
+    return max(0, int(windows[-1].queued + windows[-1].in_flight - opening))
 
 
 def _scheduled(run: CountedRun) -> bool:

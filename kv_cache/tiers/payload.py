@@ -143,10 +143,18 @@ class Payload:
         byte."""
         apart = stamped_bytes(ref.nbytes)
         words = _units(buffer.words, apart)[: nbytes // apart]
-        for word, stamps in self._stamps(len(words), self.bases(ref, offset)):
-            if not np.array_equal(words[:, word], stamps):
-                return False
-        return not full or self._is_noise(words)
+        return self._has_stamps(words, ref, offset) and (not full or self._is_noise(words))
+
+    def matches_page(self, page: bytes, ref: CopyRef, offset: int) -> bool:
+        """Return whether a page has the stamps of `ref` at `offset`."""
+        words = np.frombuffer(page, np.uint64).reshape(-1, stamped_bytes(ref.nbytes) // 8)
+        return self._has_stamps(words, ref, offset)
+
+    def _has_stamps(self, words: Words, ref: CopyRef, offset: int) -> bool:
+        return all(
+            np.array_equal(words[:, word], stamps)
+            for word, stamps in self._stamps(len(words), self.bases(ref, offset))
+        )
 
     def _is_noise(self, words: Words) -> bool:
         """Return whether all but the stamps is right: noise of pages, or sectors, in a row taken

@@ -175,13 +175,13 @@ def _why_no_best(sweep: SweepFacts) -> str:
 def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
     varied = [ShownColumn(name) for name in _last_words(sweep.varied)]
     first = len(varied) + 1
-    asked = any(map(_precisions, sweep.cells))
+    with_until = any(map(_precisions, sweep.cells))
     rows: list[list[Cell]] = [
         [
             str(cell.cell),
             *(_plain(cell.values[path]) for path in sweep.varied),
             *(cell.metrics[name].mean if name in cell.metrics else None for name in shown),
-            *([_sure(cell)] if asked else []),
+            *([_sure(cell)] if with_until else []),
             _verdict(cell),
         ]
         for cell in sweep.cells
@@ -197,7 +197,7 @@ def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
             ShownColumn("cell"),
             *varied,
             *(COLUMNS[name] for name in shown),
-            *([ShownColumn("as sure as wanted")] if asked else []),
+            *([ShownColumn("as sure as wanted")] if with_until else []),
             ShownColumn("verdict"),
         ],
         rows=rows,

@@ -395,16 +395,22 @@ PAYLOADS: Mapping[str, tuple[Callable[[int], bytes], str]] = {
 def test_a_payload_that_a_drive_could_reduce_is_named(name: str, tmp_path: Path) -> None:
     fill, word = PAYLOADS[name]
     own = measured(tmp_path, "--verify=off", "--max-requests=30", wrap=payload_of(fill))
-    names(own, V2="invalid", V22="suspect")
+    names(own, V2="invalid", V22="invalid")
     assert word in says(own, "V2")
 
 
-def test_a_payload_that_no_drive_can_reduce_passes_though_nothing_verifies_it(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "more",
+    [["--verify=off"], ["--prefill-only", "--disable-multi-turn", "--disable-prefix-caching"]],
+)
+def test_other_data_in_the_place_of_what_was_written_is_named_though_no_load_verifies_it(
+    more: list[str], tmp_path: Path
 ) -> None:
+    """As a drive that loses writes has: what was there before, and no drive can reduce it."""
     unique = payload_of(lambda _: os.urandom(PAGE_BYTES))
-    own = measured(tmp_path, "--verify=off", "--max-requests=30", wrap=unique)
-    names(own, V22="suspect")
+    own = measured(tmp_path, *more, "--max-requests=30", wrap=unique)
+    names(own, V22="invalid")
+    assert "do not hold what was stored" in says(own, "V22")
     assert status(own, "V2") == "pass"
 
 
@@ -1035,11 +1041,13 @@ def test_a_schedule_that_is_not_kept_is_named(tmp_path: Path) -> None:
     assert "the benchmark asked too late" in says(own, "V15")
 
 
-def test_an_open_loop_that_storage_cannot_keep_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tick_s", [1.0, 60.0])
+def test_an_open_loop_that_storage_cannot_keep_is_named(tick_s: float, tmp_path: Path) -> None:
+    """Also where all of it is one window, which grows by nothing from its first end to its last."""
     own = measured(
         tmp_path, "--request-rate=30", "--max-requests=0", "--duration=4",
         wrap=lambda store: Throttled(store, bytes_per_second=20 * MIB),
-        arrival={"mode": "open"},
+        arrival={"mode": "open"}, monitor={"tick_s": tick_s},
     )  # fmt: skip
     names(own, V12="suspect")
     assert "more requests waited at the end of the window" in says(own, "V12")

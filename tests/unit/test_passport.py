@@ -83,7 +83,7 @@ def healthy() -> dict[str, Any]:
         },
         "payload": {
             "pages": 512, "entropy_bits_per_byte": 7.95, "compressed_ratio": 1.0003,
-            "duplicate_share": 0.0, "zero_share": 0.004,
+            "duplicate_share": 0.0, "zero_share": 0.004, "wrong_pages": 0,
         },
         "interposed": {
             "symbols": {"fsync": "/lib/x86_64-linux-gnu/libc.so.6"}, "foreign_symbols": [],
@@ -240,6 +240,9 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
     "a backlog grows": (
         "V12", "suspect", {"completeness.backlog_growth": 12, "completeness.asked": 50},
         "12 more requests waited at the end of the window"),
+    "windows are too long to show a trend": (
+        "V14", "suspect", {"steady.stationarity.seconds": 34.0, "steady.stationarity.windows": 4,
+                           "steady.stationarity.bandwidth_trend": None}, "monitor.tick_s"),
     "an operation never ends": (
         "V12", "suspect", {"completeness.oldest_operation_ms": 9_000.0}, "9.0 s after it began"),
     "requests were rejected": ("V12", "suspect", {"completeness.rejected": 40}, "rejected"),

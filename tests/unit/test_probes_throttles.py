@@ -159,6 +159,12 @@ def test_only_limits_in_force_are_named() -> None:
     files = {"io.max": "8:0 rbps=max wbps=5 riops=max wiops=max new=1\n"}
     none = dict.fromkeys(("read_bps", "read_iops", "write_iops"))
     assert io_limits(2, files.get) == [("8:0", {"write_bps": 5, **none})]
+    waiting = (
+        "259:0 rbytes=4096 wbytes=151011328 rios=1 wios=299 dbytes=0 dios=0 cost.usage=39127164\n"
+    )
+    assert io_limits(2, {"io.stat": waiting}.get) == [("259:0", {"io.cost": 1})]
+    for other in (waiting.replace("cost.usage", "cost.vrate=10.00 cost.usage"), "8:0 rios=1\n"):
+        assert io_limits(2, {"io.stat": other}.get) == []
     files = {"blkio.throttle.read_iops_device": "8:0 7\n"}
     assert io_limits(1, files.get) == [("8:0", {"read_iops": 7})]
     assert io_limits(1, lambda name: None) == []

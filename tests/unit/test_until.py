@@ -299,6 +299,25 @@ def test_a_run_ends_when_a_percentile_is_sure_and_verify_derives_its_interval(
     assert "kv_cache.precision.interval.low" in str(list(recheck(document)))
 
 
+@pytest.mark.parametrize(("text", "least"), [("storage read:p90:50%", "76.8 s"), ("50%", "19.2 s")])
+def test_a_bound_below_the_shortest_window_is_warned_of(
+    text: str, least: str, tmp_path: Path
+) -> None:
+    """It was measured to its bound without a word, however sure the figure was long before."""
+    ran = small(tmp_path, *STEADY, f"--until={text}", "--duration=19")
+    assert ran.code == 0
+    assert f"(--until) is '{text}' ends no window before {least}, and this one is 19 s" in ran.err
+    assert not ran.own["precision"]["stopped"]
+    assert "ends no window" not in small(tmp_path, *STEADY, f"--until={text}").err
+
+
+def test_a_percentile_ends_sooner_where_windows_are_shorter(tmp_path: Path) -> None:
+    more = ("--duration=60", "--set=monitor.tick_s=0.25")
+    own = until(tmp_path, "storage read:p90:30%", *more)
+    assert own["precision"]["stopped"]
+    assert 19 <= own["window_s"] < 60
+
+
 @pytest.mark.nightly  # half a minute
 def test_a_real_run_ends_when_its_headline_is_sure(tmp_path: Path) -> None:
     own = small(tmp_path, "--max-requests=0", "--until=45%", "--duration=60").own

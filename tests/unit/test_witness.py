@@ -22,7 +22,7 @@ from kv_cache.core.block import content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.seed import Seed
-from kv_cache.core.units import GIB, MIB, PAGE_BYTES
+from kv_cache.core.units import GIB, MIB, PAGE_BYTES, round_up
 from kv_cache.tiers.base import Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.memory import MemoryStore
@@ -247,7 +247,8 @@ def test_links_of_several_drives_add_up_if_all_are_known(
 
 def stored(store: Store, copies: int, nbytes: int, *, same: bool = False) -> list[CopyRef]:
     """Copies with the payload of a run; `same`: one content, stored several times."""
-    payload, pool = Payload(SEED, nbytes), BufferPool(1, nbytes)
+    whole = round_up(nbytes, PAGE_BYTES)
+    payload, pool = Payload(SEED, whole), BufferPool(1, whole)
     refs = []
     for number in range(copies):
         ref = CopyRef(number, content_key(0 if same else number), Tier.CPU, nbytes, version=1)
@@ -265,7 +266,7 @@ def examined(
     made: list[Witness], tmp_path: Path, store: Store, refs: Sequence[CopyRef], pages: int
 ) -> Any:
     one = begun(made, tmp_path, payload_pages=pages)
-    one.examine_payload(store, refs, SEED, lambda: False)
+    one.examine_payload(store, refs, Payload(SEED, MIB), SEED, lambda: False)
     return ended(one)["payload"]
 
 
@@ -277,7 +278,19 @@ def test_the_payload_of_a_run_neither_compresses_nor_repeats(
     assert found["pages"] == 100
     assert found["entropy_bits_per_byte"] > 7.9
     assert found["compressed_ratio"] > 0.99
-    assert found["duplicate_share"] == found["zero_share"] == 0
+    assert found["duplicate_share"] == found["zero_share"] == found["wrong_pages"] == 0
+
+
+@pytest.mark.parametrize("nbytes", [MIB, 2 * PAGE_BYTES + 512])
+def test_pages_that_hold_something_else_than_was_stored_are_counted(
+    nbytes: int, made: list[Witness], tmp_path: Path
+) -> None:
+    store = MemoryStore(Tier.CPU, 16 * MIB)
+    refs = stored(store, 4, nbytes)
+    stale = [refs[0]._replace(version=2), *refs[1:]]
+    count = nbytes // PAGE_BYTES
+    assert examined(made, tmp_path, store, refs, 4 * count)["wrong_pages"] == 0
+    assert examined(made, tmp_path, store, stale, 4 * count)["wrong_pages"] == count
 
 
 def test_the_same_object_stored_twice_shows_as_duplicates(

@@ -7,7 +7,6 @@ takes back before it ends, is at neither end of it. It reads what the kernel kee
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kv_cache.bench.probes import throttles
 from kv_cache.bench.probes.stack import Stack, stack_of
@@ -50,12 +49,17 @@ class SettingsWatch:
         later = {name: [row for row in rows[name] if row not in first[name]] for name in first}
         return {**first, "later": later}
 
-    def limits(self) -> dict[str, Any]:
-        """Look at the limits, and return what they did since the first look, with every one that
-        was in force at a look."""
+    def stays(self) -> list[throttles.Stay]:
+        """Look at the limits, and return the looks of each stay in a cgroup."""
         self._see(throttles.read_throttles())
         with self._lock:
-            return {**throttles.over(self._stays), "io_limits": sorted(self._limits)}
+            return list(self._stays)
+
+    @property
+    def io_limits(self) -> list[str]:
+        """Return every limit that was in force at a look, as `throttles` words it."""
+        with self._lock:
+            return sorted(self._limits)
 
     def _see(self, now: throttles.Throttles) -> None:
         with self._lock:

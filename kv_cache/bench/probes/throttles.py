@@ -6,7 +6,7 @@ Limits are named where they held at a look (`settings_watch`).
 Sources: admin-guide/cgroup-v2.rst, cgroup-v1/, scheduler/sched-bwc.rst, pm/cpufreq.rst.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,10 @@ def io_limits(version: int, read: Reads) -> list[tuple[str, dict[str, int | None
     """Return devices with their limits in one cgroup, in the words of version 1; None = no
     limit."""
     if version == 2:
-        return [_io_max(line) for line in (read("io.max") or "").splitlines()]
+        return [
+            *(_io_max(line) for line in (read("io.max") or "").splitlines()),
+            *_io_costs(read("io.stat") or ""),
+        ]
     return [
         (device, {kind: as_limit(value)})
         for kind in _V1_KINDS
@@ -142,6 +145,14 @@ def _io_max(line: str) -> tuple[str, dict[str, int | None]]:
     device, *pairs = line.split()
     limits = (pair.partition("=") for pair in pairs)
     return device, {_V2_KINDS[k]: as_limit(value) for k, _, value in limits if k in _V2_KINDS}
+
+
+def _io_costs(text: str) -> Iterator[tuple[str, dict[str, int | None]]]:
+    """Yield devices of an io.stat whose I/O waits for what it costs by a model (io.cost.qos). The
+    cgroup at the root, whose line has the rate, never waits."""
+    for line in text.splitlines():
+        if "cost.usage=" in line and "cost.vrate=" not in line:
+            yield line.split()[0], {"io.cost": 1}
 
 
 def as_limit(text: str | None) -> int | None:

@@ -109,8 +109,18 @@ def verification(e: Evidence, t: Thresholds) -> Iterator[Look]:
             "the way to it, corrupts data; do not use its numbers"
         )
         return
+    pages, wrong = e.numbers("payload", "pages", "wrong_pages")
+    if wrong:
+        yield invalid(
+            f"{wrong:.0f} pages of the sample that was read back after the run do not hold what "
+            "was stored: the storage, or what is on the way to it, loses writes; do not use its "
+            "numbers"
+        )
+        return
     read, checked = e.numbers("verification", "storage_read_bytes", "storage_bytes")
-    if read == 0:
+    if read == 0 and pages and wrong is not None:
+        yield well(f"{pages:.0f} pages that were read back after the run hold what was stored")
+    elif read == 0:
         yield nothing("nothing was read from storage")
     elif mode in ("off", "none"):
         yield suspect(

@@ -1,7 +1,7 @@
 """V4, V21, V23, V24 and V26: whether the machine let the run measure: faked calls, clocks, other
 processes, limits, and virtual time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from kv_cache.core.units import human_bytes
@@ -140,9 +140,12 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
         )
         return
     names = [
-        f"{row.text('name') or 'unnamed'} ({human_bytes(_moved_by(row))})"
-        for row in sorted(e.rows("foreign.processes") or [], key=_moved_by, reverse=True)
-        if _moved_by(row)
+        f"{row.text('name') or 'unnamed'} ({human_bytes(nbytes)})"
+        for nbytes, row in sorted(
+            ((_moved_by(row, kinds), row) for row in e.rows("foreign.processes") or []),
+            key=lambda each: -each[0],
+        )
+        if nbytes
     ]
     who = f", most of it {first_few(names, 3)}" if names else ""
     yield suspect(
@@ -152,8 +155,8 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
     )
 
 
-def _moved_by(row: Evidence) -> float:
-    return (row.number("read_bytes") or 0) + (row.number("write_bytes") or 0)
+def _moved_by(row: Evidence, kinds: Sequence[str]) -> float:
+    return sum(row.number(f"{kind}_bytes") or 0 for kind in kinds)
 
 
 def _ours_in_window(e: Evidence) -> float:

@@ -9,6 +9,7 @@ from kv_cache.metrics.rules.gaps import stood_still
 from kv_cache.metrics.rules.readings import LEAST_TREND_S, on_objects, percent
 from kv_cache.metrics.steady import (
     LATENCIES,
+    LEAST_WINDOWS,
     ROUNDS,
     AllRounds,
     Steadiness,
@@ -38,9 +39,15 @@ def proven_steady(e: Evidence, t: Thresholds) -> Iterator[Look]:
 def _drifts(e: Evidence, t: Thresholds) -> Iterator[Look]:
     """Trends of the measured window, where it is long enough to have any."""
     trends = "steady.stationarity"
-    seconds = e.number(f"{trends}.seconds")
+    seconds, windows = e.numbers(trends, "seconds", "windows")
     if seconds is None or seconds < LEAST_TREND_S:
         return
+    if windows is not None and windows < LEAST_WINDOWS:
+        yield suspect(
+            f"the {seconds:.0f} s that were measured have {windows:.0f} windows, and in fewer than "
+            f"{LEAST_WINDOWS} neither a trend of the bandwidth nor a growing backlog shows; lower "
+            "monitor.tick_s"
+        )
     trend, trend_t, growth, growth_t = e.numbers(
         trends, "bandwidth_trend", "bandwidth_t", "backlog_growth_share", "backlog_t"
     )
