@@ -175,6 +175,8 @@ WAYS = [
          "test_direct_io_of_a_loop_device_that_is_off_for_a_part_of_the_run_is_named"),
         ("device that stops counting in the run", "V19, V27",
          "test_a_device_that_stops_counting_in_the_run_is_named"),
+        ("trim between the fill and the measurement", "V14",
+         "test_a_trim_between_the_fill_and_the_end_is_named"),
         ("CPU limit of another cgroup, for a while", "V24",
          "test_a_cpu_limit_of_another_cgroup_that_the_run_was_moved_to_is_named"),
         ("device whose speed changes in the window", "V14",

@@ -49,6 +49,7 @@ class Counters(Struct, frozen=True, kw_only=True):
     device_reads: int | None
     device_writes: int | None
     device_io_ms: int | None
+    device_discard_bytes: int | None
     foot_read_bytes: int | None
     foot_write_bytes: int | None
     process_cpu_ns: int
@@ -104,6 +105,7 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
         device_reads=None if disk is None else disk.reads,
         device_writes=None if disk is None else disk.writes,
         device_io_ms=None if disk is None else disk.busy_ms,
+        device_discard_bytes=None if disk is None else disk.discard_bytes,
         foot_read_bytes=None if foot is None else foot.read_bytes,
         foot_write_bytes=None if foot is None else foot.write_bytes,
         process_cpu_ns=time.process_time_ns(),

@@ -361,14 +361,16 @@ def _larger(one: int | None, other: int | None) -> int | None:
 
 
 def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None, str | None]:
-    """Return what all devices together can carry, if it is set or all of them say."""
+    """Return what all devices together can carry, if it is set or all of them say. Partitions and
+    namespaces of one drive, and drives behind one narrow link, share it."""
     if config.link_gbytes_per_s:
         return config.link_gbytes_per_s * 1e9, "passport.link_gbytes_per_s"
     links = [link_of(device) for device in devices]
     known = [link for link in links if link is not None]
     if not known or len(known) < len(links):
         return None, None
-    return sum(link[0] for link in known), ", ".join(link[1] for link in known)
+    rates = {source: rate for rate, source in known}
+    return sum(rates.values()), ", ".join(rates)
 
 
 def _pages(

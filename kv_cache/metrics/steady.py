@@ -16,7 +16,7 @@ The measured window has no rounds: it is cut into ten segments, which are asked 
 bandwidth and of the backlog.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import fsum, inf, isfinite, sqrt
 from typing import Any, NamedTuple
 
@@ -203,7 +203,8 @@ def proof(
     """Return what the rule finds in the last five rounds, as a result has it; None of fewer.
 
     `steady` is the finding on everything judged: bandwidth, and in an open loop the latencies, and
-    `lacks`, see `shortfalls`. `since_round` (from 1) is the round with which that first held.
+    `lacks`, see `shortfalls`. `since_round` (from 1) is the round with which that first held, and
+    `unjudged` says what rounds that are steady do not prove.
     """
     looks = [_looks(rounds[:end], limits) for end in range(ROUNDS, len(rounds) + 1)]
     if not looks:
@@ -224,6 +225,7 @@ def proof(
         **looks[-1][BANDWIDTH].to_json(),
         "steady": held[-1],
         "lacks": lacks[-1],
+        "unjudged": list(_not_judged(rounds, looks[-1])) if open_loop else [],
         "since_round": held.index(True) + ROUNDS if True in held else None,
         "latencies": {
             name: _latency_json(rounds, name, looks[-1], judged=open_loop) for name in LATENCIES
@@ -247,24 +249,34 @@ def _looks(rounds: Sequence[Round], limits: RoundLimits) -> dict[str, Steadiness
 def _latency_json(
     rounds: Sequence[Round], name: str, looks: Mapping[str, Steadiness], *, judged: bool
 ) -> dict[str, Any]:
-    """`too_few`: it should be judged, and a round that moved bytes had too few for a p95."""
     if name in looks:
         return {**looks[name].to_json(), "judged": judged}
-    last = rounds[-ROUNDS:]
-    return {
-        "values": [getattr(each, name) for each in last],
-        "judged": False,
-        "too_few": judged and any(getattr(each, _BYTES[name]) for each in last),
-    }
+    return {"values": [getattr(each, name) for each in rounds[-ROUNDS:]], "judged": False}
 
 
-def latencies_not_judged(names: Collection[str]) -> Iterator[str]:
-    """Yield what rounds do not prove in an open loop, where these latencies have `too_few`."""
-    if names:
-        kinds = " and ".join(name.partition("_")[0] + "s" for name in LATENCIES if name in names)
+def _not_judged(rounds: Sequence[Round], looks: Mapping[str, Steadiness]) -> Iterator[str]:
+    """Yield what rounds of an open loop do not prove, as one that moved bytes had too few
+    operations for a p95."""
+    kinds = [
+        f"{name.partition('_')[0]}s"
+        for name, nbytes in _BYTES.items()
+        if name not in looks and any(getattr(each, nbytes) for each in rounds[-ROUNDS:])
+    ]
+    if kinds:
         yield (
-            f"rounds had too few {kinds} for a p95, and in an open loop the bandwidth is only what "
-            "is asked for; use a longer --round"
+            f"rounds had too few {' and '.join(kinds)} for a p95, and in an open loop the "
+            "bandwidth is only what is asked for; use a longer --round"
+        )
+
+
+def fill_discarded(
+    discarded_bytes: float | None, capacity_bytes: float | None, most_share: float
+) -> Iterator[str]:
+    """Yield why a fill did not last, of whose place so much was discarded after it."""
+    if discarded_bytes and capacity_bytes and discarded_bytes > most_share * capacity_bytes:
+        yield (
+            f"{human_bytes(round(discarded_bytes))} were discarded on the device after the fill "
+            "(fstrim, blkdiscard), so the drive may be fresh again; stop fstrim.timer meanwhile"
         )
 
 

@@ -110,6 +110,7 @@ def _steady(run: CountedRun) -> dict[str, Any]:
         "capacity_bytes": None if storage is None else storage.capacity_bytes,
         "filesystem_bytes": fill.get("filesystem_bytes"),
         "discard": fill.get("discard"),
+        "discarded_bytes": run.kernel("run").get("device_discard_bytes") if done else None,
         "rounds": len(rounds),
         **({"series": _series(rounds)} if rounds else {}),
         "proof": done.get("proof"),

@@ -10,7 +10,7 @@ from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.bounded import Number
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.steady import latencies_not_judged
+from kv_cache.metrics.steady import fill_discarded
 from kv_cache.result import kinds
 from kv_cache.result.chain import seal
 from kv_cache.result.run import SECTION
@@ -54,12 +54,6 @@ class RoundRow(Struct, frozen=True, kw_only=True):
     completed: int | None = None
 
 
-class LatencyProof(Struct, frozen=True, kw_only=True):
-    """Whether rounds of an open loop had too few operations for this latency to be judged."""
-
-    too_few: bool = False
-
-
 class SteadyProof(Struct, frozen=True, kw_only=True):
     """Whether the last five rounds are steady, and by which rule."""
 
@@ -70,13 +64,12 @@ class SteadyProof(Struct, frozen=True, kw_only=True):
     steady: bool = False
     lacks: list[str] = []
     since_round: int | None = None
-    latencies: dict[str, LatencyProof] = {}
+    unjudged: list[str] = []
 
     @property
     def unproven(self) -> list[str]:
         """Why rounds that keep the rule prove nothing, beside the fill."""
-        few = [name for name, each in self.latencies.items() if each.too_few]
-        return [*self.lacks, *latencies_not_judged(few)]
+        return [*self.lacks, *self.unjudged]
 
 
 class Preconditioned(Struct, frozen=True, kw_only=True):
@@ -136,6 +129,9 @@ def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tu
             f"the fill wrote less than {least:g} times the capacity: the drive may be fresh; leave "
             "--precondition-size-gb out"
         )
+    discarded = outcome.kernel.get("run", {}).get("device_discard_bytes")
+    tolerated = config.passport.thresholds().counter_tolerance
+    reasons += fill_discarded(discarded, fill.get("area_bytes"), tolerated)
     if fill.get("discard"):
         reasons.append(
             "the file system is mounted with discard: the blocks of the fill were given back to "
@@ -148,6 +144,5 @@ def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tu
         lacks = (proof or {}).get("lacks") or ["raise --max-rounds or --round"]
         reasons.append(f"not steady: {rounds_run} rounds; {'; '.join(lacks)}")
         return NOT_STEADY, reasons
-    few = [name for name, each in proof["latencies"].items() if each.get("too_few")]
-    reasons += latencies_not_judged(few)
+    reasons += proof["unjudged"]
     return (NOT_PROVEN if reasons else STEADY), reasons

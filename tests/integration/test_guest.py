@@ -89,10 +89,6 @@ LOSE_WRITES = """
 dmsetup suspend lossy
 dmsetup load lossy --table "0 $sectors flakey /dev/nvme0n1 0 0 3600 1 drop_writes"
 dmsetup resume lossy
-sleep 10
-dmsetup suspend --noflush lossy
-dmsetup load lossy --table "0 $sectors linear /dev/nvme0n1 0"
-dmsetup resume lossy
 """
 
 

@@ -32,11 +32,12 @@ from tests.integration.test_passport import (
     mounted,
     path_of,
     process,
+    ran,
     started,
 )
 from tests.integration.test_runs import wait_for_objects
 from tests.integration.test_stack import disk, on_image, once_free, run_on, tool
-from tests.passports import named, names, says
+from tests.passports import named, names, says, status
 
 NO_LOOPS, NO_NETWORK_DEVICES = why_not(LOOP_TOOLS), why_not(NBD_TOOLS)
 needs_loops = pytest.mark.skipif(NO_LOOPS is not None, reason=NO_LOOPS or "they are there")
@@ -168,6 +169,27 @@ def test_a_device_that_stops_counting_in_the_run_is_named(disk: Path) -> None:
         own = run_on(disk, directory, *LONG, beside=for_a_while(change, directory / "cache"))
     assert {"V19", "V27"} & named(own).keys()
     names(own, also=("V19", "V27"))
+
+
+@needs_loops
+def test_a_trim_between_the_fill_and_the_end_is_named(disk: Path) -> None:
+    """A fresh drive is steady too: the fill was handed back to it, as fstrim.timer does it."""
+    moved = ("most_round_range=5", "most_round_change=5", "least_round_s=0.1",
+             "least_round_turnover=0")  # fmt: skip
+    loose = [f"--set=passport.{threshold}" for threshold in moved]
+    with on_image(disk / "image", direct=True) as directory:
+
+        def trim() -> None:
+            tool("sync", "--file-system", str(directory))
+            tool("fstrim", str(directory))
+
+        rounds = ("--precondition", "--storage-capacity-gb=0.05", "--round=1", "--max-rounds=5")
+        with for_a_while(switched(trim, trim), directory / "cache"):
+            own = ran(disk, f"--cache-dir={directory / 'cache'}", *LONG, *rounds, *loose)
+    names(own)
+    assert own["preconditioning"]["proof"]["steady"]
+    assert status(own, "V14") == "not-judged"
+    assert "were discarded on the device after the fill" in says(own, "V14")
 
 
 # --- mounts over the cache -----------------------------------------------------------------------

@@ -564,16 +564,10 @@ UNPROVEN: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "the fill was too small": ({"steady.filled_bytes": 120 * GIB}, "1.20 times"),
     "deleting the fill undid it": ({"steady.discard": True}, "mount option discard"),
     "an open loop's p95 were of too few": (
-        {
-            "steady.proof": {
-                **proven(*[240.0] * 5),
-                "latencies": {
-                    "read_p95_ms": {"values": [None] * 5, "judged": False, "too_few": True}
-                },
-            }
-        },
+        {"steady.proof": {**proven(*[240.0] * 5), "unjudged": ["too few reads for a p95"]}},
         "too few reads for a p95",
     ),
+    "a trim undid it": ({"steady.discarded_bytes": 6 * GIB}, "6.00 GiB were discarded"),
     "the window is short": ({"steady.stationarity.seconds": 12.0}, "at least 30 s"),
     "the window has no trend": ({"steady.stationarity.bandwidth_trend": None}, "too little"),
     "no window was looked at": ({"steady.stationarity": None}, "too little"),

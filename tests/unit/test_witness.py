@@ -240,6 +240,8 @@ def test_links_of_several_drives_add_up_if_all_are_known(
     assert both == {"bytes_per_second": 7e9, "source": "PCIe a, PCIe b"}
     some = ended(begun(made, tmp_path / "a", tmp_path / "c"))["link"]
     assert some == {"bytes_per_second": None, "source": None}
+    links["b"] = links["a"]  # another partition of the drive, or behind the same narrow link
+    assert ended(begun(made, tmp_path / "a", tmp_path / "b"))["link"]["bytes_per_second"] == 4e9
 
 
 # --- the payload -----------------------------------------------------------------------------

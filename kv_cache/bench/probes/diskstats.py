@@ -36,13 +36,14 @@ class DiskStats(Struct, frozen=True, kw_only=True):
     in_flight: int
     busy_ms: int
     waiting_ms: int
+    discard_bytes: int = 0  # of a kernel before 4.18, none
 
     def __sub__(self, earlier: Self) -> Self:
         values = {name: getattr(self, name) - getattr(earlier, name) for name in _COUNTERS}
         return type(self)(in_flight=self.in_flight, **values)
 
 
-_FLUSHES = 18  # its column, the device's name being the third
+_DISCARDED, _FLUSHES = 16, 18  # their columns, the device's name being the third
 _COUNTERS = tuple(name for name in DiskStats.__struct_fields__ if name != "in_flight")
 
 
@@ -71,11 +72,14 @@ def added_up(stats: Collection[DiskStats]) -> DiskStats:
 def parse(text: str, devices: Sequence[str]) -> dict[str, DiskStats]:
     """Parse the counters of those `devices` that are in the text."""
     rows = (line.split() for line in text.splitlines())
-    return {row[2]: _stats([int(n) for n in row[3:14]]) for row in rows if row[2] in devices}
+    return {row[2]: _stats([int(n) for n in row[3:]]) for row in rows if row[2] in devices}
 
 
 def _stats(row: Sequence[int]) -> DiskStats:
-    values = dict(zip(DiskStats.__struct_fields__, row, strict=True))
+    """Of a row's counters behind the name: eleven, and those of discards and flushes."""
+    values = dict(zip(DiskStats.__struct_fields__, row[:11], strict=False))
+    if len(row) > _DISCARDED - 3:
+        values["discard_bytes"] = row[_DISCARDED - 3] * SECTOR_BYTES
     values["read_bytes"] *= SECTOR_BYTES
     values["write_bytes"] *= SECTOR_BYTES
     return DiskStats(**values)

@@ -8,14 +8,13 @@ from kv_cache.metrics.judging import Look, nothing, suspect, unknown, well
 from kv_cache.metrics.rules.gaps import stood_still
 from kv_cache.metrics.rules.readings import LEAST_TREND_S, on_objects, percent
 from kv_cache.metrics.steady import (
-    LATENCIES,
     LEAST_WINDOWS,
     ROUNDS,
     AllRounds,
     Steadiness,
     backlog_grows,
     bandwidth_drifts,
-    latencies_not_judged,
+    fill_discarded,
     shortfalls,
     steady_state,
 )
@@ -141,8 +140,8 @@ def _lacking(e: Evidence, t: Thresholds) -> Iterator[str]:
             "the file system hands deleted blocks back to the drive, so the fill did not last "
             "(mount option discard); mount it without"
         )
-    proofs = {name: Evidence(e.at(f"steady.proof.latencies.{name}")) for name in LATENCIES}
-    yield from latencies_not_judged([n for n, each in proofs.items() if each.flag("too_few")])
+    yield from fill_discarded(e.number("steady.discarded_bytes"), capacity, t.counter_tolerance)
+    yield from e.words("steady.proof.unjudged") or ()
     seconds = e.number("steady.stationarity.seconds") or 0
     if seconds < LEAST_TREND_S or e.number("steady.stationarity.bandwidth_trend") is None:
         yield (
