@@ -263,7 +263,10 @@ class _Running:
         job = self.job
         log.info("certifying: the same load without storage, %g s", job.config.passport.certify_s)
         try:
-            limit = ceiling(job.config, job.build, job.specs, job.seed, outcome, self.caught.stop)
+            limit = ceiling(
+                job.config, job.build, job.specs, job.seed, outcome, self.caught.stop,
+                job.start.seat,
+            )  # fmt: skip
         except (UsageError, MemoryError) as error:  # the measurement stands all the same
             log.error("the client's ceiling was not measured: %s", error)
             return outcome

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from kv_cache.bench.run import open_run
-from kv_cache.bench.run_plan import RunHooks, RunPlan
+from kv_cache.bench.run_plan import RunHooks, RunPlan, Together
 from kv_cache.cache.limits import TierSpec
 from kv_cache.config.build import Load
 from kv_cache.config.root import Config
@@ -39,14 +39,16 @@ def ceiling(
     seed: int,
     measured: RunOutcome,
     stop: threading.Event,
+    together: Together | None = None,
 ) -> Sequence[CeilingPoint] | None:
     """Measure the ceiling, at the size of the run's objects and below it; None if it was stopped,
     or moved nothing. Takes `passport.certify_s` and what populating takes
-    without I/O."""
+    without I/O. Ranks that run `together` do so here too: what one can do alone, on cores that it
+    shares, none could have measured."""
     unpaced = _unpaced(config, measured)
     plan = RunPlan(unpaced, build(unpaced), specs, seed, rehearse=True)
     curve = Curve((1 - _WARM) * config.passport.certify_s)
-    with open_run(plan, stop, RunHooks(watch=curve.watch)) as run:
+    with open_run(plan, stop, RunHooks(watch=curve.watch, together=together)) as run:
         curve.move_less = run.move_less
         outcome = run.execute(ignore)
     if stop.is_set() or outcome.death is not None:

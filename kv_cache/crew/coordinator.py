@@ -68,6 +68,7 @@ class _Rank(Struct, eq=False, kw_only=True):
     refusal: str | None = None
     offset_ns: int | None = None
     error_ns: int | None = None
+    waits: bool = False  # for the instant at which all open
     ready_ns: int | None = None
     opened_ns: int | None = None  # by its own clock, until it is told
     ended_ns: int | None = None
@@ -302,7 +303,7 @@ class Coordinator:
         if silent is not None:
             silent.lost = f"said nothing for {PATIENCE_S:g} s"
             return self._end(f"{silent} {silent.lost}")
-        if self._planned_ns is None:
+        if self._planned_ns is None or any(rank.waits for rank in self._ranks):
             return self._open_if_ready()
         return self._look_for_laggards("result", [r for r in self._ranks if r.code is None])
 
@@ -310,14 +311,20 @@ class Coordinator:
         return rank.waited_for and time.monotonic() - rank.heard_s > PATIENCE_S
 
     def _open_if_ready(self) -> None:
-        late = [rank for rank in self._ranks if rank.ready_ns is None]
+        """Open the windows of all; once more for what each can do without storage, as they share
+        a machine there too."""
+        late = [rank for rank in self._ranks if rank.waited_for and not rank.waits]
         if late:
             return self._look_for_laggards("ready", late)
         self._deadline_s = None
-        self._measure_clocks()
-        planned_ns = self._planned_ns = time.monotonic_ns() + s_to_ns(LEAD_S)
+        if self._planned_ns is None:
+            self._measure_clocks()
+        opens_ns = time.monotonic_ns() + s_to_ns(LEAD_S)
+        self._planned_ns = self._planned_ns or opens_ns
         for rank in self._ranks:
-            self._tell(rank, "go", at_ns=planned_ns + (rank.offset_ns or 0))
+            if rank.waits:
+                rank.waits = False
+                self._tell(rank, "go", at_ns=opens_ns + (rank.offset_ns or 0))
         return None
 
     def _look_for_laggards(self, what: str, late: Sequence[_Rank]) -> None:
@@ -413,9 +420,9 @@ class Coordinator:
             case "pong":
                 rank.pong = {**message, "back_ns": now_ns}
             case "ready":
-                rank.ready_ns = now_ns
+                rank.waits, rank.ready_ns = True, rank.ready_ns or now_ns
             case "opened":
-                rank.opened_ns = message["at_ns"]
+                rank.opened_ns = rank.opened_ns or message["at_ns"]
             case "totals":
                 rank.totals = message
             case "signal":

@@ -102,6 +102,7 @@ class Seat:
             if stop.is_set():
                 return
             look()
+        self._go.clear()
         self._calm = os.sched_getscheduler(0), os.sched_getparam(0)
         _hurry(os.SCHED_FIFO, os.sched_param(1))
         _until(self._instant_ns, stop)

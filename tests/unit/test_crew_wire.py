@@ -254,3 +254,48 @@ def test_a_rank_that_dies_as_it_comes_is_nobody_s_wire_any_more() -> None:
         coordinator._pump(0.1)
     assert coordinator._ranks[0].wire is None
     coordinator.close()
+
+
+def test_ranks_open_together_again_and_wait_for_none_that_has_ended() -> None:
+    listener = Listener(KEY, everywhere=False)
+    address = ("127.0.0.1", listener.port)
+    plan = Plan(
+        how="clients", expected=2, config=Config(), output=Path("R.json"), addresses=[address],
+        key=KEY,
+    )  # fmt: skip
+    coordinator, ranks = Coordinator(plan, listener), []
+    coordinator._caught = Interrupts()
+    for number in range(2):
+        ranks.append(connect([address], KEY))
+        coordinator._ranks[number].wire = listener.next(5)
+
+    def look() -> None:
+        for _ in range(3):
+            coordinator._pump(0.05)
+        coordinator._look()
+
+    def told(rank: Wire) -> list[str]:
+        messages = iter(lambda: rank.receive(0.1), None)
+        return [message["what"] for message in messages if message["what"] != "ping"]
+
+    coordinator._exchange = lambda rank, number: None  # type: ignore[method-assign]
+    for rank in ranks:
+        rank.send("ready")
+        rank.send("opened", at_ns=1)
+    look()
+    assert [told(rank) for rank in ranks] == [["go"], ["go"]]
+    planned_ns = coordinator._planned_ns
+    ranks[0].send("ready")
+    look()
+    assert [told(rank) for rank in ranks] == [[], []]
+    ranks[1].send("ready")
+    look()
+    assert [told(rank) for rank in ranks] == [["go"], ["go"]]
+    ranks[0].send("ready")
+    ranks[1].send("result", attached=b"{}", code=0)
+    look()
+    assert told(ranks[0]) == ["go"]
+    assert coordinator._planned_ns == planned_ns
+    for rank in ranks:
+        rank.close()
+    coordinator.close()
