@@ -67,8 +67,8 @@ def against_network(
 
 def uploads_sent(e: Evidence, t: Thresholds) -> Iterator[Look]:
     """Parts of an upload count once the client has taken them, which may be long before they are
-    sent: those that wait as the window closes are too much, as it opens too little. Calls of a
-    library that the kernel does not count say nothing."""
+    sent: those that wait as the window closes are too much, unless as many did as it opened. Calls
+    of a library that the kernel does not count say nothing."""
     side = "ledger.write"
     claimed, calls, written = e.numbers(side, "claimed_bytes", "calls_bytes", "window_bytes")
     calls_then, queued = e.numbers(side, "window_calls_bytes", "window_queued_bytes")
@@ -77,9 +77,10 @@ def uploads_sent(e: Evidence, t: Thresholds) -> Iterator[Look]:
     if written is None or calls_then is None or queued is None or written < t.enough_bytes:
         return
     sent = calls_then - queued
-    if abs(written - sent) > t.counter_tolerance * written:
+    if sent < written * (1 - t.counter_tolerance):
         yield suspect(
-            f"of {human_bytes(written)} that count as written in the window {human_bytes(sent)} "
-            "came to the other end of the sockets in it: parts of uploads count before they are "
-            "sent; use a --warmup as long as some uploads, or a longer --duration"
+            f"of {human_bytes(written)} that count as written in the window only "
+            f"{human_bytes(sent)} came to the other end of the sockets in it: parts of uploads "
+            "count before they are sent; use a --warmup as long as some uploads, or a longer "
+            "--duration"
         )
