@@ -7,7 +7,7 @@ are two such calls, between which each object has a place of its own in the buff
 call that went well is told object by object (`AloneAfterAll`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import sub
 from typing import NamedTuple
 
@@ -62,6 +62,11 @@ class PlacedObjects:
         self._clock = clock
         self._rows: list[tuple[int, int]] = []  # of each object, from where to where
         self._shape: list[int] = []  # what is done by the rows of the object with fewest
+        took = [len(place.steps) for place in self.places]  # steps to find them
+        usual = min(1, *took)
+        first = self.places[0]
+        self._ends = kind is OpKind.WRITE and isinstance(first, Place) and first.ends
+        self._apart = {n for n, count in enumerate(took) if count > usual}  # though they went well
         self.table = PieceTable(())
 
     def lay_out(
@@ -124,26 +129,34 @@ class PlacedObjects:
         ref, place = self.refs[number], self.places[number]
         return AloneAfterAll(self.ops[number], self.kind, ref, place, rows)
 
-    def outcome(self) -> tuple[OpsDone | None, list[tuple["AloneAfterAll", ...]]]:
+    def outcome(
+        self, end_writes: "EndWrites | None" = None
+    ) -> tuple[OpsDone | None, list[tuple["AloneAfterAll", ...]]]:
         """Return what became of those that took one call and went well, and the sides of each of
-        the others: while the table is worked off, of those that have ended."""
+        the others: while the table is worked off, of those that have ended. `end_writes` ends what
+        has been written."""
         if not self._rows:
             return None, []
         began, ended, host, _, errors = self.table.columns()
         columns, count = (began, ended, host), len(self._shape)
         alike = sum(not does & STEPS for does in self._shape) == 1
-        if alike and len(self.refs) * count == len(began) and all(ended) and not any(errors):
-            return self._went_well(range(len(self.refs)), columns), []
-        well: list[int] = []
+        well: Sequence[int] = range(len(self.refs))
+        whole = alike and not self._apart and len(well) * count == len(began)
+        if not (whole and all(ended) and not any(errors)):
+            well = [
+                number
+                for number, (first, end) in enumerate(self._rows)
+                if alike and number not in self._apart and end - first == count
+                if all(ended[first:end]) and not any(errors[first:end])
+            ]
+        if end_writes is not None and self._ends and well:
+            left = {ref.copy_id for ref in end_writes([self.refs[number] for number in well])}
+            if left:
+                well = [number for number in well if self.refs[number].copy_id not in left]
         others: list[tuple[AloneAfterAll, ...]] = []
-        for number, (first, end) in enumerate(self._rows):
-            rows = range(first, end)
-            if not all(ended[row] or (errors[row] and not began[row]) for row in rows):
-                continue
-            if alike and end - first == count and not any(errors[first:end]):
-                well.append(number)
-            elif (one := self.alone(number)) is not None:
-                others.append((one,))
+        if len(well) < len(self.refs):
+            rest = set(range(len(self.refs))).difference(well)
+            others = [(one,) for number in sorted(rest) if (one := self.alone(number))]
         return self._went_well(well, columns) if well else None, others
 
     def _went_well(self, numbers: Sequence[int], columns: Sequence[Sequence[int]]) -> OpsDone:
@@ -196,6 +209,10 @@ class PlacedObjects:
         )
 
 
+EndWrites = Callable[[Sequence[CopyRef]], Sequence[CopyRef]]
+"""A store's `end_writes`."""
+
+
 class AloneAfterAll(NamedTuple):
     """One side of one of many operations by itself: the place of its object, or why it has none,
     and what became of its rows."""
@@ -245,10 +262,12 @@ class PlacedMoves:
             self.writing = PlacedObjects(OpKind.WRITE, targets, self._clock)
         return bool(self.read)
 
-    def outcome(self) -> tuple[OpsDone | None, list[tuple[AloneAfterAll, ...]]]:
+    def outcome(
+        self, end_writes: EndWrites | None = None
+    ) -> tuple[OpsDone | None, list[tuple[AloneAfterAll, ...]]]:
         """As of `PlacedObjects`; where one has failed, or not ended, each by itself."""
         if self._all_read is not None and self.writing is not None:
-            written, _ = self.writing.outcome()
+            written, _ = self.writing.outcome(end_writes)
             if written is not None and len(written.ops) == len(self._moves):
                 return structs.replace(self._all_read, then=written), []
         alone = map(self._alone, range(len(self._moves)))

@@ -367,11 +367,18 @@ class Mover:
             yield from self._copy_found(some) if moves else self._move_found(some)
 
     def _found(
-        self, copies: Iterable[CopyRef], *, writes: bool
+        self, ops: Sequence[Read | Write | Move], kind: OpKind
     ) -> list[tuple[CopyRef, Place | Names | StoreError]]:
-        """Return what of copies is moved, and where it is."""
-        refs = [_beginning(ref, self.share) for ref in copies]
-        places = self._placed[refs[0].tier].places(refs, writes=writes)
+        """Return what of one side of operations is moved, and where it is."""
+        writes = kind is OpKind.WRITE
+        refs = [_beginning(op.target if writes else op.source, self.share) for op in ops]
+        tier = refs[0].tier
+        timer = LegTimer(self._clock, self._pulse, ops[0].cause, tier, kind)
+        timer.start()  # a bucket may have to be made
+        try:
+            places = self._placed[tier].places(refs, writes=writes)
+        finally:
+            self._pulse.leave(timer)
         if self.share != 1.0:
             places = [
                 place._replace(spans=beginning_of(place.spans, ref.nbytes))
@@ -384,8 +391,7 @@ class Mover:
     def _move_found(self, ops: Sequence[Read | Write]) -> Iterator[OpDone | OpsDone]:
         kind, tier, rows = _kind_of(ops[0]), ops[0].copy.tier, []
         writes = kind is OpKind.WRITE
-        copies = self._found((op.copy for op in ops), writes=writes)
-        for op, (ref, place) in zip(ops, copies, strict=True):
+        for op, (ref, place) in zip(ops, self._found(ops, kind), strict=True):
             if isinstance(place, StoreError):
                 yield self._end_alone((AloneAfterAll(op, kind, ref, place, ()),))
             else:
@@ -394,11 +400,10 @@ class Mover:
             assert self._many is not None
             objects = PlacedObjects(kind, rows, self._clock)
             self._many.move(objects, self._stored if writes else self._loads, how=self._how[tier])
-            yield from self._told(*objects.outcome())
+            yield from self._told(*objects.outcome(self._placed[tier].end_writes))
 
     def _copy_found(self, ops: Sequence[Move]) -> Iterator[OpDone | OpsDone]:
-        targets = self._found((op.target for op in ops), writes=True)
-        sources = self._found((op.source for op in ops), writes=False)
+        targets, sources = (self._found(ops, kind) for kind in (OpKind.WRITE, OpKind.READ))
         rows = []
         for op, (ref, place), (copy, there) in zip(ops, sources, targets, strict=True):
             if isinstance(place, StoreError) or isinstance(there, StoreError):
@@ -411,7 +416,7 @@ class Mover:
             moves = PlacedMoves(rows, self._clock)
             source, target = self._how[ops[0].source.tier], self._how[ops[0].target.tier]
             self._many.copy(moves, self._loads, source=source, target=target)
-            yield from self._told(*moves.outcome())
+            yield from self._told(*moves.outcome(self._placed[ops[0].target.tier].end_writes))
 
     def _told(
         self, done: OpsDone | None, others: Iterable[Sequence[AloneAfterAll]]

@@ -48,7 +48,7 @@ class Capability(Flag):
     WRITE_RINGS = auto()  # writes do
     WHOLE = auto()  # positional calls are all that an operation needs, but for those of `place`
     PLACED = auto()  # without taps and sinks: it is a `PlacedStore`
-    FOUND_AT_ONCE = auto()  # and all of a batch are found in no time: `places`
+    FOUND_AT_ONCE = auto()  # and all of a batch are found together: `places`
     NOWHERE = auto()  # and are not moved at all: a rehearsal does all but the system calls
     MEMORY = auto()  # spans have no file: their offsets are addresses
 
@@ -176,8 +176,11 @@ class PlacedStore(Store, Protocol):
         """Note that a copy was written, in a file that is open as `fd`, which is the store's from
         now on, or in those of `spans`; return what is to be synced now."""
 
+    def end_writes(self, refs: Sequence[CopyRef]) -> Sequence[CopyRef]:
+        """End the writes of those copies for which that takes no steps; return the others."""
+
     def complete(self, ref: CopyRef, spans: Sequence[Span]) -> Sequence[MetadataStep]:
-        """End the write of a copy; return the steps that it took."""
+        """End the write of a copy, if it has not ended; return the steps that it took."""
 
     def give_up(self, ref: CopyRef, spans: Sequence[Span]) -> None:
         """Remove what was written of a copy, in `spans` or under its names."""

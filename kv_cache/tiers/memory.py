@@ -113,6 +113,9 @@ class MemoryStore(ArenaStore):
     def synced_with(self, ref: CopyRef, spans: Sequence[Span], fd: int | None) -> None:
         return None
 
+    def end_writes(self, refs: Sequence[CopyRef]) -> Sequence[CopyRef]:
+        return ()
+
     def complete(self, ref: CopyRef, spans: Sequence[Span]) -> Sequence[MetadataStep]:
         return ()
 

@@ -1,8 +1,10 @@
 """Many operations in one call, told in arrays: each is what it would be alone."""
 
+import errno
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import sub
 from pathlib import Path
@@ -32,7 +34,7 @@ from kv_cache.tiers.base import Capability, Names, Place, PlacedStore, Span, Sto
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.native import ROW, AbortFlag
-from kv_cache.tiers.nvme import open_storage
+from kv_cache.tiers.nvme import layouts, open_storage
 from kv_cache.tiers.nvme.striped import Striped
 from kv_cache.tiers.payload import MISMATCH, Payload
 
@@ -45,11 +47,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def store_of(places: Sequence[Path], engine: str) -> Store:
+def store_of(places: Sequence[Path], engine: str, layout: str, fsync: str) -> Store:
     if not places:
         return MemoryStore(Tier.NVME, CAPACITY)
     stores = [
-        open_storage(place, capacity_bytes=CAPACITY, layout="arena", engine=engine)
+        open_storage(place, capacity_bytes=CAPACITY, layout=layout, engine=engine, fsync=fsync)
         for place in places
     ]
     if Capability.POSITIONAL not in stores[0].capabilities:
@@ -58,7 +60,7 @@ def store_of(places: Sequence[Path], engine: str) -> Store:
 
 
 class Rig:
-    """Storage in arenas, or in memory without any, and a mover that has it alone."""
+    """Storage in files, or in memory without any, and a mover that has it alone."""
 
     def __init__(
         self,
@@ -66,17 +68,22 @@ class Rig:
         verify: Verify = Verify.FULL,
         sampled: int = 0,
         engine: str = "direct",
+        layout: str = "arena",
+        fsync: str = "never",
+        by_python: bool = False,
     ) -> None:
-        self.store = store_of(places, engine)
+        self.store = store_of(places, engine, layout, fsync)
+        self.places = places
         self.files = [file for place in places for file in sorted(place.rglob("*.kv"))]
         self.pulse, self.abort, clock = StoreCalls(), AbortFlag(), MonotonicClock()
         self.pools = BufferPool(2, BUFFER), BufferPool(2, BUFFER)
         self.above = MemoryStore(Tier.CPU, CAPACITY)
         self.sampler = PageCacheSampler(sampled) if sampled else None
+        batches = None if by_python else native_batches(PAYLOAD, clock, verify, self.abort, 4)
         self.mover = Mover(
             {Tier.NVME: self.store, Tier.CPU: self.above}, PAYLOAD, *self.pools, clock, verify,
             self.abort,
-            pulse=self.pulse, batches=native_batches(PAYLOAD, clock, verify, self.abort, 4),
+            pulse=self.pulse, batches=batches,
             page_cache=self.sampler,
         )  # fmt: skip
 
@@ -409,6 +416,131 @@ def test_the_room_of_an_object_that_is_told_alone_is_a_part_of_its_device_time(
     for leg in (each.legs[-1] for each in done):
         assert leg.device_ns >= NS_PER_S
         assert leg.finished_ns - leg.started_ns >= leg.device_ns
+
+
+# --- in buckets ----------------------------------------------------------------------------
+
+
+@pytest.fixture(name="in_buckets", params=["never", "object"])
+def _in_buckets(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Rig, Rig]]:
+    """Native code, and Python in its place, with buckets of 40 pages on two drives each."""
+    monkeypatch.setattr(layouts, "BUCKET_BYTES", 40 * PAGE_BYTES)
+    rigs = []
+    for by_python in (False, True):
+        places = [tmp_path / f"{by_python}-{drive}" for drive in range(2)]
+        for place in places:
+            place.mkdir()
+        fsync = request.param
+        rigs.append(Rig(*places, layout="bucket", fsync=fsync, by_python=by_python))
+    yield rigs[0], rigs[1]
+    for rig in rigs:
+        assert [pool.available for pool in rig.pools] == [2, 2]
+        assert not rig.pulse.in_flight(10**18)
+        rig.store.close()
+
+
+def _below(rig: Rig) -> dict[str, list[int]]:
+    """Return the files of a rig: of an index, what it holds; of a bucket, what words in 4 KiB
+    are stamps."""
+    files: dict[str, Any] = {}
+    for drive, place in enumerate(rig.places):
+        for file in place.rglob("*.kv"):
+            data = file.read_bytes()
+            meta = file.name.endswith(".meta.kv")
+            words = np.frombuffer(b"" if meta else data, np.uint64).reshape(-1, PAGE_BYTES // 8)
+            files[f"{drive}/{file.name}"] = data if meta else words[:, [0, 1, -1]].tolist()
+    return files
+
+
+def test_a_batch_in_buckets_is_what_python_makes_of_it_one_by_one(
+    in_buckets: tuple[Rig, Rig],
+) -> None:
+    """Of sizes that leave room in a bucket, and up into memory and down again. But a bucket that
+    is full is completed by its last writer, and not by who needs the next one."""
+    refs = copies(0, *([8] * 13), 40, 3, *([16] * 9), 64)
+    outcomes, steps, files = [], list[Counter[str]](), []
+    for rig in in_buckets:
+        done = [*rig.write(*refs), *rig.read(*refs)]
+        done += rig.mover.perform_all(rig.moves(*refs[:20]))
+        down = [ref._replace(copy_id=ref.copy_id + 10_000, tier=Tier.CPU) for ref in refs[:20]]
+        below = [ref._replace(copy_id=ref.copy_id + 20_000) for ref in refs[:20]]
+        done += rig.mover.perform_all(
+            [Move(*pair, Cause.DEMOTION) for pair in zip(down, below, strict=True)]
+        )
+        done += [*rig.read(*below), *rig.delete(*refs[1:])]
+        assert all(each.ok for each in done)
+        legs = [leg for each in done for leg in each.legs]
+        outcomes.append([(leg.kind, leg.tier, leg.engine, leg.nbytes) for leg in legs])
+        steps.append(Counter(step.name for leg in legs for step in leg.steps))
+        for leg in legs:
+            assert 0 < leg.device_ns <= leg.finished_ns - leg.started_ns
+            assert sum(step.duration_ns for step in leg.steps) < leg.device_ns
+        files.append(_below(rig))
+    assert outcomes[0] == outcomes[1]
+    assert steps[0] == steps[1]
+    assert {"close", "index", "create", "allocate"} <= set(steps[0])
+    assert files[0] == files[1]
+
+
+def test_objects_in_buckets_go_in_columns_but_those_that_begin_or_end_one(
+    in_buckets: tuple[Rig, Rig],
+) -> None:
+    rig, refs = in_buckets[0], copies(0, *([4] * 32))
+    parts = list(rig.mover.perform_many([Write(ref, Cause.PREFILL) for ref in refs]))
+    columns, alone = [p for p in parts if isinstance(p, OpsDone)], parts[1:]
+    steps = [[s.name for s in one.legs[0].steps] for one in alone if isinstance(one, OpDone)]
+    assert len(columns) == 1
+    assert len(columns[0].ops) + len(alone) == 32
+    assert [name for name, _ in columns[0].steps][:1] == ["allocate"]
+    assert all({"create", "index"} & set(names) for names in steps)
+    (part,) = rig.mover.perform_many([Read(ref, Cause.REUSE) for ref in refs])
+    assert isinstance(part, OpsDone)
+    assert [name for name, _ in part.steps] == ["open", "close"]
+
+
+def test_of_a_batch_in_buckets_whose_index_has_no_room_one_write_fails(
+    in_buckets: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr(layouts.Buckets, "_write_new", full)
+    for rig in in_buckets:
+        refs = copies(0, *([4] * 32))
+        done = rig.write(*refs)
+        failed = [each for each in done if not each.ok]
+        assert 1 <= len(failed) <= 4
+        assert {(each.error, each.failed) for each in failed} == {("no-space", OpKind.WRITE)}
+        for each, read in zip(done, rig.read(*refs), strict=True):
+            assert read.error == (None if each.ok else "vanished")
+
+
+def test_an_aborted_batch_leaves_nothing_in_buckets(in_buckets: tuple[Rig, Rig]) -> None:
+    for rig in in_buckets:
+        refs = copies(0, *([4] * 32))
+        rig.abort.set()
+        assert {each.error for each in rig.write(*refs)} == {"aborted"}
+        rig.abort.clear()
+        assert {each.error for each in rig.read(*refs)} == {"vanished"}
+        assert all(each.ok for each in rig.write(*refs))
+
+
+def test_a_bucket_that_is_being_made_is_seen_from_outside(
+    in_buckets: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by who waits for a device to answer."""
+    rig, seen = in_buckets[0], list[tuple[OpKind, int]]()
+    create = layouts.Root.create
+
+    def slowly(root: layouts.Root, name: str, flags: int) -> int:
+        seen.extend(rig.pulse.waiting(0))
+        return create(root, name, flags)
+
+    monkeypatch.setattr(layouts.Root, "create", slowly)
+    assert all(each.ok for each in rig.write(*copies(0, *([4] * 5))))
+    assert {kind for kind, _ in seen} == {OpKind.WRITE}
 
 
 def test_pages_are_looked_at_of_every_nth_read(sampling: Rig) -> None:

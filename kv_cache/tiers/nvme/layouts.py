@@ -53,6 +53,9 @@ class Layout(Protocol):
 
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None: ...
 
+    def end_writes(self, refs: Sequence[CopyRef]) -> Sequence[CopyRef]:
+        """Commit those that take no steps; return the others."""
+
     def abort(self, ref: CopyRef, spans: Spans) -> None: ...
 
     def names(
@@ -162,6 +165,9 @@ class FilePerObject:
         if self._rename:
             with steps.timed("rename"):
                 self._root.rename(self._written(ref), self._complete(ref))
+
+    def end_writes(self, refs: Sequence[CopyRef]) -> Sequence[CopyRef]:
+        return refs
 
     def abort(self, ref: CopyRef, spans: Spans) -> None:
         fd = self._writing.pop(ref.copy_id, None)
@@ -306,6 +312,9 @@ class Arena:
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
         pass
 
+    def end_writes(self, refs: Sequence[CopyRef]) -> Sequence[CopyRef]:
+        return ()
+
     def abort(self, ref: CopyRef, spans: Spans) -> None:
         self.delete(ref)
 
@@ -400,6 +409,7 @@ class Buckets:
             raise
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
+        began_ns = time.monotonic_ns()
         with self._lock:
             bucket = self._with_room(ref.nbytes, flags, steps)
             offset = bucket.end
@@ -410,10 +420,26 @@ class Buckets:
             self._of[ref.copy_id] = bucket
             self._writing.add(ref.copy_id)
         spans = (Span(bucket.fd, offset, ref.nbytes),)
-        return _allocated(self, ref, spans, steps) if allocate else spans
+        if allocate:
+            return _allocated(self, ref, spans, steps)
+        others_ns = sum([step.duration_ns for step in steps])
+        steps.append(_step(("allocate", time.monotonic_ns() - began_ns - others_ns)))
+        return spans
 
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
         self._written(ref, steps, keep=True)
+
+    def end_writes(self, refs: Sequence[CopyRef]) -> Sequence[CopyRef]:
+        left: list[CopyRef] = []
+        with self._lock:
+            for ref in refs:
+                bucket = self._of[ref.copy_id]
+                if bucket.sealed and bucket.writers == 1:  # the last one, who completes it
+                    left.append(ref)
+                else:
+                    self._writing.remove(ref.copy_id)
+                    bucket.writers -= 1
+        return left
 
     def abort(self, ref: CopyRef, spans: Spans) -> None:
         if ref.copy_id not in self._writing:
@@ -506,6 +532,8 @@ class Buckets:
     def _written(self, ref: CopyRef, steps: Steps, *, keep: bool) -> None:
         """End one writer; the last one of a full bucket completes it."""
         with self._lock:
+            if ref.copy_id not in self._writing:
+                return  # with others
             self._writing.remove(ref.copy_id)
             bucket = self._of[ref.copy_id]
             bucket.writers -= 1

@@ -35,7 +35,7 @@ def rehearsed_storage(
         nothing = [Path(os.devnull)] * arena_files(capacity_bytes)
         files = Arena(Path("/"), capacity_bytes, {_Nowhere.open_flags}, nothing)
     else:
-        files = _NoFiles(rename=rename) if layout == "file" else _NoNames(rename=False)
+        files = _NoFiles(rename=rename) if layout == "file" else _NoBuckets()
     return _Rehearsed(files, reader, writer, fsync=fsync)
 
 
@@ -63,15 +63,12 @@ class _Rehearsed(NvmeStore):
         return None
 
 
-class _NoNames:
-    """Files that are neither made nor found."""
+class _NoBuckets:
+    """Files that are neither made nor found; of many objects each, so that few open one."""
 
     name = "bucket"
     removal = "punch"
     whole = False
-
-    def __init__(self, *, rename: bool) -> None:
-        self._rename = rename
 
     def names(
         self, ref: CopyRef, engine: str, flags: int, *, writes: bool, fsync: str
@@ -79,13 +76,14 @@ class _NoNames:
         return None if writes else Names(-1, b"", flags, False, None, engine)
 
     def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
-        _call(steps, "create")
-        return (Span(-1, 0, ref.nbytes),)
+        with steps.timed("allocate"):
+            return (Span(-1, 0, ref.nbytes),)
 
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
-        _call(steps, "close")
-        if self._rename:
-            _call(steps, "rename")
+        pass
+
+    def end_writes(self, refs: Sequence[CopyRef]) -> Sequence[CopyRef]:
+        return ()
 
     def abort(self, ref: CopyRef, spans: Spans) -> None:
         pass
@@ -108,15 +106,25 @@ class _NoNames:
         pass
 
 
-class _NoFiles(_NoNames, FilePerObject):
-    """The same, with names for those who would open files themselves."""
+class _NoFiles(_NoBuckets, FilePerObject):
+    """A file an object, with names for those who would open files themselves."""
 
     name = FilePerObject.name
     removal = FilePerObject.removal
+    end_writes = FilePerObject.end_writes
 
     def __init__(self, *, rename: bool) -> None:
-        super().__init__(rename=rename)
+        self._rename = rename
         self._root = Root(Path("/"))
+
+    def create(self, ref: CopyRef, flags: int, steps: Steps, *, allocate: bool) -> Spans:
+        _call(steps, "create")
+        return (Span(-1, 0, ref.nbytes),)
+
+    def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
+        _call(steps, "close")
+        if self._rename:
+            _call(steps, "rename")
 
     def names(self, ref: CopyRef, engine: str, flags: int, *, writes: bool, fsync: str) -> Names:
         return FilePerObject.names(self, ref, engine, flags, writes=writes, fsync=fsync)

@@ -4,6 +4,7 @@ a rule when they must be on the device."""
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kv_cache.core.effect import CopyRef, MetadataStep
@@ -19,11 +20,12 @@ from kv_cache.tiers.base import (
     Steps,
     Tap,
     Unsynced,
+    place_each,
     store_errors,
 )
 from kv_cache.tiers.file_options import FSYNC_BATCH
 from kv_cache.tiers.nvme.engines import Engine, Region
-from kv_cache.tiers.nvme.layouts import Arena, FilePerObject, Layout, Spans, close_all, files_of
+from kv_cache.tiers.nvme.layouts import Arena, Layout, Spans, close_all, files_of
 
 
 class Syncer:
@@ -118,8 +120,7 @@ class NvmeStore:
         if Capability.POSITIONAL in self.capabilities and (layout.whole or not self._uses_rings):
             # A ring opens no files.
             self.capabilities |= Capability.PLACED | Capability.AT_ONCE | Capability.WHOLE
-            named = isinstance(layout, FilePerObject)
-            if (self._arena or named) and fsync != "batch":
+            if fsync != "batch":
                 self.capabilities |= Capability.FOUND_AT_ONCE
 
     def create(self, ref: CopyRef) -> Sink:
@@ -146,7 +147,7 @@ class NvmeStore:
         self, refs: Sequence[CopyRef], *, writes: bool
     ) -> Sequence[Place | Names | StoreError]:
         if self._arena is None:
-            return [self.place(ref, writes=writes) for ref in refs]
+            return place_each(partial(self.place, writes=writes), refs)
         engine, sync = self._writer if writes else self._reader, self._fsync == "object"
         with store_errors():
             return self._arena.places(refs, engine, writes=writes, sync=sync and writes)
@@ -156,6 +157,9 @@ class NvmeStore:
             fds = map(os.dup, files_of(spans)) if fd is None else (fd,)
             due = self._syncer.collect(ref, fds)
             return Unsynced(_distinct(due), due) if due else None
+
+    def end_writes(self, refs: Sequence[CopyRef]) -> Sequence[CopyRef]:
+        return self._layout.end_writes(refs)
 
     def complete(self, ref: CopyRef, spans: Sequence[Span]) -> Sequence[MetadataStep]:
         steps = Steps()

@@ -67,6 +67,9 @@ class Striped:
     def synced_with(self, ref: CopyRef, spans: Sequence[Span], fd: int | None) -> Unsynced | None:
         return self._placed(self._of(ref)).synced_with(ref, spans, fd)
 
+    def end_writes(self, refs: Sequence[CopyRef]) -> Sequence[CopyRef]:
+        return [left for ref in refs for left in self._placed(self._of(ref)).end_writes((ref,))]
+
     def complete(self, ref: CopyRef, spans: Sequence[Span]) -> Sequence[MetadataStep]:
         return self._placed(self._of(ref)).complete(ref, spans)
 
