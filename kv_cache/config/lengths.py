@@ -49,12 +49,14 @@ class LengthSections(Protocol):
     def think_s(self) -> LawConfig: ...
     @property
     def turns(self) -> LawConfig: ...
+    @property
+    def correlation(self) -> float: ...
 
 
 def build_lengths(config: LengthSections, at: str = "lengths") -> Lengths:
     """Return the laws of a section, which messages call `at`. Raises ConfigError."""
     laws = {name: _law(name, getattr(config, name), f"{at}.{name}") for name in _MOST}
-    return Lengths(**laws)
+    return Lengths(**laws, correlation=config.correlation)
 
 
 def _law(name: str, section: LawConfig, path: str) -> Law | None:

@@ -89,6 +89,13 @@ class LengthsSection:
     turns: LawConfig = field(
         default_factory=LawConfig, metadata={"read_when": ("workload.source=sessions|agents",)}
     )
+    correlation: float = opt(
+        0.0, "How turns and first_prompt of a conversation go together: the correlation of their "
+        "normal scores, below 0 where those that begin long have few turns", low=-1, high=1,
+        read_when=(
+            "workload.source=sessions|agents", ".turns.law!=personas", ".first_prompt.law!=personas"
+        ),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

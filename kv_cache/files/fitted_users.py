@@ -6,10 +6,12 @@ distance is the largest difference between the shares up to a value, 0 (the same
 what no law carries over, so that the users are not taken for the trace.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import ceil, fsum, log10, sqrt
+from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
@@ -22,6 +24,7 @@ from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.request import Request
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import NS_PER_S
+from kv_cache.files.fitted_likeness import FAR, REQUESTS, Likeness, correlation, likeness, lines_of
 from kv_cache.workload.distribution import Times
 from kv_cache.workload.formats import TRACE_FORMATS
 from kv_cache.workload.formats.surveying import Survey
@@ -29,12 +32,15 @@ from kv_cache.workload.formats.trace_files import Trace
 from kv_cache.workload.lengths import (
     QUANTILES,
     Fit,
+    Law,
     fit_empirical,
     fit_lognormal,
     fit_zipf,
 )
 from kv_cache.workload.paced import Pace
 from kv_cache.workload.stats import SessionFigures, StreamFigures
+
+log = logging.getLogger("kv_cache")
 
 CHOICES = ("best", "lognormal", "zipf", "empirical")
 NEAR = 0.05
@@ -88,7 +94,8 @@ class Samples:
         self.shorter = 0  # prompts that are no longer than the longest of their session
         self._tokens: dict[str, int] = {}
         self._turns: Counter[str] = Counter()
-        self._alone = 0  # requests of no session
+        self._began: dict[str, int] = {}  # first prompts, by session
+        self._alone: Counter[int] = Counter()  # prompts of no session
         self._last_ns: int | None = None
 
     def add(self, request: Request, *, in_session: bool) -> None:
@@ -97,6 +104,8 @@ class Samples:
         self.prompts[max(1, added)] += 1
         if not in_session or request.conversation not in self._turns:
             self.firsts[max(1, added)] += 1
+            if in_session:
+                self._began[request.conversation] = max(1, added)
         self.outputs[max(1, request.output_tokens)] += 1
         if self._last_ns is not None:
             self.gaps.add(max(0, request.intended_ns - self._last_ns))
@@ -104,7 +113,7 @@ class Samples:
         if in_session:
             self._turns[request.conversation] += 1
         else:
-            self._alone += 1
+            self._alone[max(1, added)] += 1
 
     @property
     def begins_otherwise(self) -> bool:
@@ -125,7 +134,14 @@ class Samples:
     @property
     def turns(self) -> Counter[int]:
         """How many sessions have each number of turns; a request of none is one of its own."""
-        return Counter(self._turns.values()) + Counter({1: self._alone})
+        return Counter(self._turns.values()) + Counter({1: self._alone.total()})
+
+    @property
+    def beginnings(self) -> Counter[tuple[int, int]]:
+        """How many sessions have each pair of turns and tokens of the first prompt."""
+        return Counter({(1, tokens): count for tokens, count in self._alone.items()}) + Counter(
+            (turns, self._began[name]) for name, turns in self._turns.items()
+        )
 
     def _added(self, request: Request) -> int:
         """Return by how much a prompt is longer than the longest before it with its answer: users
@@ -178,9 +194,23 @@ def fit_text(
         note = "As long as the blocks that were looked at."
         parts.append(_Part(name="semantics", notes=[note], keys={"block_tokens": block_tokens}))
     head = _head(trace, survey, stream)
-    lost = _lost(samples, stream, of.grouped, talks=talks)
-    lines = [*head, "#", "# What no law carries over:", *(_bullet(text) for text in lost)]
+    turns = fmean(samples.turns.elements()) if talks else None
+    keys = {part.name: part.keys for part in parts}
+    rows = likeness(keys, stream, turns, in_blocks=block_tokens > 0)
+    _warn(rows)
+    again = ["#", f"# What {REQUESTS:,} of their requests come to:", *map(_bullet, lines_of(rows))]
+    lost = _lost(samples, stream, of.grouped, talks=talks, coupled="correlation" in keys["lengths"])
+    lines = [*head, *again, "#", "# What no law carries over:", *(_bullet(text) for text in lost)]
     return "\n".join([*lines, "", *(line for part in parts for line in _yaml(part))])
+
+
+def _warn(rows: Sequence[Likeness]) -> None:
+    far = list(lines_of([row for row in rows if abs(row.off) > FAR]))
+    if far:
+        log.warning(
+            "these users are more than %.0f %% off the trace: %s; their file says what no law "
+            "carries over", 100 * FAR, "; ".join(far),
+        )  # fmt: skip
 
 
 def _head(trace: Trace, survey: Survey, stream: StreamFigures) -> list[str]:
@@ -194,14 +224,19 @@ def _head(trace: Trace, survey: Survey, stream: StreamFigures) -> list[str]:
     ]
 
 
-def _lost(samples: Samples, stream: StreamFigures, grouped: bool, *, talks: bool) -> Iterator[str]:
+def _lost(
+    samples: Samples, stream: StreamFigures, grouped: bool, *, talks: bool, coupled: bool
+) -> Iterator[str]:
     reuse = stream.reuse
     share = f"{100 * (reuse.hit_ratio or 0):.1f} % of the trace's blocks had been asked for before"
     if reuse.own_hits is not None or talks:
         yield f"Reuse between sessions: users share nothing but their own history ({share})."
     else:
         yield f"Reuse: these users ask for each block once ({share})."
-    yield "Order: lengths are drawn independently of each other, of the hour and of the turn."
+    apart = " (but for turns and first prompts)" if coupled else ""
+    yield (
+        f"Order: lengths are drawn independently of each other{apart}, of the hour and of the turn."
+    )
     if samples.shorter:
         yield (
             f"Contexts that were cut, and sub-agents: {samples.shorter:,} prompts are no longer "
@@ -274,7 +309,9 @@ def _workload(*, talks: bool) -> _Part:
 def _laws(
     samples: Samples, thinks: Mapping[int, int], law: str, *, talks: bool, paced: bool
 ) -> _Part:
-    notes, keys = [], {}
+    notes: list[str] = []
+    keys: dict[str, Any] = {}
+    fitted: dict[str, Law] = {}
     begins = talks and samples.begins_otherwise
     prompts = samples.prompts - samples.firsts if begins else samples.prompts
     what = "tokens that a later request adds" if begins else "tokens that a request adds"
@@ -290,8 +327,15 @@ def _laws(
         wanted.append(("think_s", "seconds before a request", thinks, NS_PER_S))
     for name, what, counted, unit in wanted:
         fit, distances = _fitted(expanded(counted, unit), _OF_TIMES if name == "think_s" else law)
+        fitted[name] = fit.law
         keys[name] = fit.law.as_config()
         notes.append(f"{name} ({what}): {distances}.")
+    if begins and (
+        together := correlation(fitted["turns"], fitted["first_prompt"], samples.beginnings)
+    ):
+        keys["correlation"] = together
+        which = "few" if together < 0 else "many"
+        notes.append(f"correlation: sessions that begin long have {which} turns.")
     if thinks and paced:
         notes.append("think_s: left out, as the rate says when somebody asks.")
     elif talks and not thinks:

@@ -312,7 +312,8 @@ class Lengths(Struct, frozen=True, kw_only=True):
 
     `prompt`: tokens that a request adds to its conversation; `first_prompt`: those of the first
     one, None = as of the others; `output`: tokens that it generates; `think_s`: seconds before it;
-    `turns`: requests of one conversation.
+    `turns`: requests of one conversation. `correlation` is that of the normal scores of turns and
+    first prompt (a Gaussian copula: Nelsen, "An Introduction to Copulas", 2006).
     """
 
     prompt: Law | None = None
@@ -320,10 +321,20 @@ class Lengths(Struct, frozen=True, kw_only=True):
     output: Law | None = None
     think_s: Law | None = None
     turns: Law | None = None
+    correlation: float = 0.0
 
     def as_config(self) -> dict[str, Any]:
         laws = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {name: law.as_config() for name, law in laws.items() if law is not None}
+        return {name: law.as_config() for name, law in laws.items() if isinstance(law, Law)}
+
+    def first_share(self, turns_share: float, drawn: float) -> float:
+        """Return the share at which a first prompt lies whose conversation has its turns at
+        `turns_share`; `drawn` is a share of its own."""
+        correlation = self.correlation
+        if not correlation:
+            return drawn
+        turns, first = (_NORMAL.inv_cdf(_inside(share)) for share in (turns_share, drawn))
+        return _NORMAL.cdf(correlation * turns + math.sqrt(1 - correlation**2) * first)
 
 
 def whole(value: float) -> int:
@@ -453,6 +464,11 @@ def _between(x: float, xs: Sequence[float], ys: Sequence[float], after: int) -> 
 
 def _clamped(share: float) -> float:
     return min(1.0, max(0.0, share))
+
+
+def _inside(share: float) -> float:
+    """Return a share that has a normal score: not 0 or 1."""
+    return min(1 - 2.0**-53, max(2.0**-53, share))
 
 
 def _short(value: float) -> float | int:

@@ -90,6 +90,7 @@ class _User:
         self._conversations = 0
         self._turn = 0
         self._most_turns = config.max_turns
+        self._turns_share = 0.5  # at which of their law the turns of its conversation lie
         self._blocks: tuple[Block, ...] = ()
         self._shared = 0
         self._tokens = 0  # of the conversation so far, answers included
@@ -103,8 +104,10 @@ class _User:
             or (self._streams and self._tokens + prompt > self._most_tokens)
         ):
             self._begin()
-            if self._config.lengths.first_prompt is not None:
-                prompt = whole(self._config.lengths.first_prompt.draw(self._rng))
+            laws = self._config.lengths
+            if laws.first_prompt is not None:
+                share = laws.first_share(self._turns_share, self._rng.random())
+                prompt = whole(laws.first_prompt.quantile(share))
         self._turn += 1
         turn = self._stream if self._streams else self._object
         return think_ns, turn(prompt, output)
@@ -147,7 +150,8 @@ class _User:
         self._turn = self._tokens = self._shared = 0
         self._blocks = ()
         if config.lengths.turns is not None:
-            self._most_turns = whole(config.lengths.turns.draw(self._rng))
+            self._turns_share = self._rng.random()
+            self._most_turns = whole(config.lengths.turns.quantile(self._turns_share))
         shares = self._rng.random() < config.prompt_probability
         prompt = None if config.prompts is None else config.prompts.draw(self._rng)
         if config.prompts is None or prompt is None or not shares:

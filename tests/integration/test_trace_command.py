@@ -285,6 +285,61 @@ def test_fitted_users_begin_as_sessions_do(here: Path, capsys: pytest.CaptureFix
     assert asked == pytest.approx(trace["tokens"]["prompt"]["mean"], rel=0.1)
 
 
+def talks(path: Path, *, cut: bool) -> Path:
+    """60 sessions: those that begin with few tokens have the more requests, 3 to 32. With `cut`
+    each third request has 640 tokens alone, of a context of its own."""
+    sessions = []
+    for number in range(60):
+        tokens, requests = 64 * (100 + 40 * number), []
+        for turn in range(3 + (59 - number) // 2):
+            short = cut and turn % 3 == 2
+            asked = 640 if short else tokens
+            known = range(10_000 * number, 10_000 * number + asked // 64)
+            own = [*(at + 5000 + 100 * turn if short else at for at in known)]
+            requests.append({"t": 9.0 * turn, "type": "s", "in": asked, "out": 64, "hash_ids": own,
+                             "think_time": 8.0, "api_time": 1.0})  # fmt: skip
+            tokens += 64 * (2 + (number * 7 + turn) % 9)
+        sessions.append({"id": f"s{number}", "block_size": 64, "hash_id_scope": "local",
+                         "requests": requests})  # fmt: skip
+    return written(path, map(json.dumps, sessions))
+
+
+def test_sessions_that_begin_long_have_as_few_requests_as_in_the_trace(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within 5 %, of a run and of a cluster; drawn independently, prompts are 48 % longer."""
+    talks(Path("talks.jsonl"), cut=False)
+    laws = fitted("talks.jsonl")["lengths"]
+    assert laws["correlation"] < -0.8
+    trace = stats(capsys, "talks.jsonl")
+    users = stats(capsys, "--users", "--config", "F.yaml", "--requests", 6000)
+    for part in ("mean", "p50"):
+        wanted = trace["tokens"]["prompt"][part]
+        assert users["tokens"]["prompt"][part] == pytest.approx(wanted, rel=0.05), part
+    sizes = {"instances.gpu.hbm_gib": 4000, "workload.requests": 6000, "workload.fitted": "F.yaml"}
+    words = [f"--set={path}={value}" for path, value in sizes.items()]
+    capsys.readouterr()
+    assert main(["sim", "single-node", "--preset", "smoke", *words, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["kv_cache"]["variants"][0]["runs"][0]["facts"]
+    asked = facts["tokens"]["prompt"] / facts["requests"]["arrived"]
+    assert asked == pytest.approx(trace["tokens"]["prompt"]["mean"], rel=0.05)
+
+
+def test_a_fit_says_what_its_users_come_to_and_warns_of_what_is_far_off(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for cut in (False, True):
+        talks(Path("talks.jsonl"), cut=cut)
+        caplog.clear()
+        fitted("talks.jsonl")
+        text = (here / "F.yaml").read_text()
+        assert "# What 20,000 of their requests come to:\n# - prompt tokens: mean " in text
+        assert "# - tokens found again, %: share " in text
+        far = [line for line in caplog.messages if "more than 10 % off the trace" in line]
+        assert len(far) == cut
+        assert all("prompt tokens: mean " in line for line in far)
+
+
 def test_a_request_of_no_session_is_one_of_its_own_and_another_context_adds_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

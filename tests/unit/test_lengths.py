@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -315,3 +317,15 @@ def test_a_run_says_which_laws_it_drew_from() -> None:
         {"of": "prompt", "law": "lognormal", "median": 900, "sigma": 1.25, "high": 8000},
         {"of": "turns", "law": "fixed", "value": 4},
     ]
+
+
+@pytest.mark.parametrize("correlation", [-1.0, -0.6, 0.0, 0.6])
+def test_a_first_prompt_keeps_its_law_whatever_it_goes_together_with(correlation: float) -> None:
+    laws, rng = Lengths(correlation=correlation), Random(1)
+    draws = [rng.random() for _ in range(5000)]
+    pairs = [(turns, laws.first_share(turns, rng.random())) for turns in draws]
+    shares = sorted(first for _, first in pairs)
+    assert max(abs(share - at / len(shares)) for at, share in enumerate(shares)) < 0.03
+    mean = fmean((turns - 0.5) * (first - 0.5) for turns, first in pairs)
+    spearman = 6 / math.pi * math.asin(correlation / 2)
+    assert 12 * mean == pytest.approx(spearman, abs=0.05)

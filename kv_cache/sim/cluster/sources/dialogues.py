@@ -179,11 +179,14 @@ def _drawn(work: WorkloadSection, seed: Seed) -> Iterator[Iterator[_Drawn]]:
     think = span_draw(laws.think_s, work.think_s)
     zipf = ZipfDraws(work.documents, work.zipf_alpha) if work.documents else None
     while True:
-        of_sessions = turn(turns.take(count)).tolist()
+        turn_shares = turns.take(count)
+        of_sessions = turn(turn_shares).tolist()
         widths = [places] * count if laws.turns is None else of_sessions
         added = prompt(prompts.take(sum(widths)))
         if first is not None:
-            added[np.cumsum([0, *widths[:-1]])] = first(firsts.take(count))
+            pairs = zip(turn_shares.tolist(), firsts.take(count).tolist(), strict=True)
+            shares = np.array([laws.first_share(*pair) for pair in pairs])
+            added[np.cumsum([0, *widths[:-1]])] = first(shares)
         yield zip(
             islice(gaps, count),
             of_sessions,
