@@ -175,6 +175,8 @@ WAYS = [
          "test_direct_io_of_a_loop_device_that_is_off_for_a_part_of_the_run_is_named"),
         ("device that stops counting in the run", "V19, V27",
          "test_a_device_that_stops_counting_in_the_run_is_named"),
+        ("counters of a container for those of the machine", "V5",
+         "test_counters_of_the_machine_that_are_not_the_kernels_are_named"),
         ("trim between the fill and the measurement", "V14",
          "test_a_trim_between_the_fill_and_the_end_is_named"),
         ("CPU limit of another cgroup, for a while", "V24",

@@ -293,6 +293,7 @@ class StackFacts(Struct, frozen=True, kw_only=True):
     no_barrier: list[Any]
     uncounted: list[Any]
     hidden_caches: list[Any] = []
+    counters_by: list[Any] = []
 
 
 class DriveFacts(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from kv_cache.metrics.evidence import Thresholds
 from kv_cache.metrics.pace import batch_count
 from kv_cache.metrics.passport import Verdict, judge
 from kv_cache.result.chain import CHAIN
+from kv_cache.result.counted import StackFacts
 from kv_cache.result.derive import derive
 from kv_cache.result.difference import differences
 from kv_cache.result.evidence import gather
@@ -154,7 +155,7 @@ def _stack_is_the_environments(run: CountedRun) -> Iterator[str]:
     below = [drive.stack for drive in run.machine.drives]
     if stack is None or None in below or not below:
         return  # virtual time; an object store
-    for name in ("feet", "not_compared", "no_barrier", "uncounted", "hidden_caches"):
+    for name in StackFacts.__struct_fields__:
         rows = [row for each in below if each is not None for row in getattr(each, name)]
         if stack.get(name, []) != [row for n, row in enumerate(rows) if row not in rows[:n]]:
             yield (

@@ -192,6 +192,32 @@ def test_a_trim_between_the_fill_and_the_end_is_named(disk: Path) -> None:
     assert "were discarded on the device after the fill" in says(own, "V14")
 
 
+def test_counters_of_the_machine_that_are_not_the_kernels_are_named(tmp_path: Path) -> None:
+    """As lxcfs mounts them over those of a container: of its own I/O alone, so that what others do
+    on the disk is nobody's."""
+    shown, over = tmp_path / "diskstats", threading.Event()
+    shown.write_bytes(Path("/proc/diskstats").read_bytes())
+
+    def follow() -> None:
+        while not over.wait(0.01):
+            with shown.open("r+b") as file:
+                file.write(Path("/proc/diskstats").read_bytes())
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    run = cli.command("run", *flags(tmp_path, [], {}))
+    script = f'mount --bind {shown} /proc/diskstats && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", *run]
+    try:
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    finally:
+        over.set()
+        follower.join()
+    own = json.loads((tmp_path / "R.json").read_bytes())["kv_cache"]
+    names(own, V5="suspect")
+    assert "on /proc/diskstats), as in a container" in says(own, "V5")
+
+
 # --- mounts over the cache -----------------------------------------------------------------------
 
 

@@ -212,6 +212,8 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
                           "interposed.symbols": {"fsync": "/opt/x.so"}}, "/opt/x.so"),
     "no block device counts the bytes": (
         "V5", "suspect", {"ledger.accounted": False, "ledger.filesystem": "tmpfs"}, "tmpfs"),
+    "the counters are a container's": (
+        "V5", "suspect", {"stack.counters_by": ["fuse.lxcfs on /proc/diskstats"]}, "lxcfs"),
     "more is claimed than the kernel saw written": (
         "V6", "invalid", {"ledger.write.process_bytes": 10 * GIB}, "50.0 %"),
     "more is claimed than system calls moved": (

@@ -51,6 +51,7 @@ _UNSEEN_DEVICES = {
 }
 _PLAIN_MD = frozenset({"raid0", "linear", "multipath"})
 _PLAIN_DM = ("CRYPT-", "LVM-", "mpath-", "part")
+_COUNTERS = ("/proc/diskstats", "/proc/stat")
 _NO_BARRIER = re.compile(r"nobarrier|barrier=0|fsync_mode=nobarrier")
 _TRADDR = re.compile(r"(?:^|,)traddr=([^,\s]+)")
 _NVMET = "sys/kernel/config/nvmet/subsystems"
@@ -90,7 +91,8 @@ class Stack(Struct, frozen=True, kw_only=True):
     of the feet are not those of the directories by construction. `no_barrier` names the mounts
     that do not wait for a device's write cache, `hidden_caches` devices with such a cache that the
     kernel was told to take for none, `uncounted` devices without statistics, as NVMe over several
-    paths has none before Linux 6.4.
+    paths has none before Linux 6.4. `counters_by` names what is mounted over the kernel's counters
+    of the whole machine, as containers have it: they may be of the container alone.
     """
 
     feet: tuple[Foot, ...]
@@ -99,6 +101,7 @@ class Stack(Struct, frozen=True, kw_only=True):
     no_barrier: tuple[str, ...]
     uncounted: tuple[str, ...] = ()
     hidden_caches: tuple[str, ...] = ()
+    counters_by: tuple[str, ...] = ()
 
     @property
     def disks(self) -> tuple[str, ...]:
@@ -117,6 +120,7 @@ class Stack(Struct, frozen=True, kw_only=True):
             no_barrier=tuple(dict.fromkeys((*self.no_barrier, *other.no_barrier))),
             uncounted=tuple(dict.fromkeys((*self.uncounted, *other.uncounted))),
             hidden_caches=tuple(dict.fromkeys((*self.hidden_caches, *other.hidden_caches))),
+            counters_by=tuple(dict.fromkeys((*self.counters_by, *other.counters_by))),
         )
 
     def to_json(self) -> dict[str, list[Any]]:
@@ -126,6 +130,7 @@ class Stack(Struct, frozen=True, kw_only=True):
             "no_barrier": list(self.no_barrier),
             "uncounted": list(self.uncounted),
             "hidden_caches": list(self.hidden_caches),
+            "counters_by": list(self.counters_by),
         }
 
 
@@ -146,6 +151,7 @@ def stack_of(
         no_barrier=tuple(dict.fromkeys(walk.no_barrier)),
         uncounted=tuple(dict.fromkeys(walk.uncounted)),
         hidden_caches=tuple(dict.fromkeys(walk.hidden_caches)),
+        counters_by=walk.counters_by,
     )
 
 
@@ -177,6 +183,11 @@ class _Walk:
         self._root = root
         self._here = here
         self._mounts = parse_mounts(_path_in(root / "proc/self/mountinfo") or "")
+        self.counters_by = tuple(
+            f"{mount.kind} on {mount.point}"
+            for mount in self._mounts
+            if mount.point in _COUNTERS and mount.kind != "proc"
+        )
         self.devices: set[str] = set()
         self.not_compared: list[str] = []
         self.no_barrier: list[str] = []

@@ -6,13 +6,18 @@ from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, nothing, suspect, unknown, well
 from kv_cache.metrics.rules.object_storage import against_network, uploads_sent
-from kv_cache.metrics.rules.readings import DIRECTIONS, on_objects, percent, too_few
+from kv_cache.metrics.rules.readings import DIRECTIONS, ever, on_objects, percent, too_few
 
 
 def accounted_device(e: Evidence, t: Thresholds) -> Iterator[Look]:
     accounted = e.flag("ledger.accounted")
     if accounted is None:
         yield unknown("whether a block device counts these bytes is not known")
+    elif accounted and (others := ever(e, "counters_by")):
+        yield suspect(
+            f"the counters of this machine are not the kernel's ({', '.join(others)}), as in a "
+            "container: what others did on its disks and cores may not be in them; run on the host"
+        )
     elif accounted:
         device = e.text("ledger.device") or "its name is not known"
         yield well(f"a block device counts these bytes ({device})")

@@ -42,3 +42,9 @@ def on_objects(e: Evidence) -> bool:
     """Whether all that storage moved went to an object store, by the engines' own word."""
     rows = e.rows("engines.rows") or []
     return bool(rows) and all(row.text("engine") in OBJECT_ENGINES for row in rows)
+
+
+def ever(e: Evidence, name: str) -> list[str] | None:
+    """Return what the stack had as the run began, or at a look since; None if it is not known."""
+    first, later = (e.words(f"{where}.{name}") for where in ("stack", "stack.later"))
+    return None if first is None else [*first, *(later or ())]

@@ -10,7 +10,7 @@ from kv_cache.core.mounts import RAW_DEVICE
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, nothing, suspect, unknown, well
-from kv_cache.metrics.rules.readings import DIRECTIONS, percent
+from kv_cache.metrics.rules.readings import DIRECTIONS, ever, percent
 
 _RAM, _UNSEEN, _DISK = "ram", "unseen", "disk"
 _SYNCING = ("object", "batch")
@@ -104,12 +104,12 @@ def unseen_foot(e: Evidence, t: Thresholds) -> Iterator[Look]:
 
 def durability(e: Evidence, t: Thresholds) -> Iterator[Look]:
     """V31: an fsync that need not reach the medium."""
-    fsync, mounts = e.text("engines.fsync"), _ever(e, "no_barrier")
+    fsync, mounts = e.text("engines.fsync"), ever(e, "no_barrier")
     if fsync is None or mounts is None:
         yield unknown("how writes are synced, or how file systems are mounted, is not known")
     elif fsync not in _SYNCING:
         yield nothing("no fsync was asked for")
-    elif hidden := _ever(e, "hidden_caches"):
+    elif hidden := ever(e, "hidden_caches"):
         yield suspect(
             f"--fsync {fsync} was asked for, but {', '.join(hidden)} has a write cache that the "
             "kernel was told to take for none (queue/write_cache), so an fsync does not flush it; "
@@ -138,12 +138,6 @@ def durability(e: Evidence, t: Thresholds) -> Iterator[Look]:
 def _later(e: Evidence) -> Sequence[Evidence]:
     """Return feet that were not there as the run began."""
     return e.rows("stack.later.feet") or []
-
-
-def _ever(e: Evidence, name: str) -> list[str] | None:
-    """Return what the stack had as the run began, or at a look since; None if it is not known."""
-    first, later = (e.words(f"{where}.{name}") for where in ("stack", "stack.later"))
-    return None if first is None else [*first, *(later or ())]
 
 
 def _below_a_device(foot: Evidence) -> bool:
