@@ -217,6 +217,7 @@ def _loaded_bytes(run: CountedRun) -> int:
 def _ledger(run: CountedRun, facts: LedgerFacts) -> dict[str, Any]:
     kernel = run.kernel("run")
     calls = {OpKind.READ: "rchar", OpKind.WRITE: "wchar"}
+    in_window = _facts(run).foreign or {}
     sides: dict[str, Any] = {
         kind.value: {
             "claimed_bytes": run.ledger.all_bytes("storage", kind),
@@ -224,6 +225,8 @@ def _ledger(run: CountedRun, facts: LedgerFacts) -> dict[str, Any]:
             "device_bytes": kernel.get(f"device_{kind.value}_bytes"),
             "foot_bytes": kernel.get(f"foot_{kind.value}_bytes"),
             "calls_bytes": kernel.get(calls[kind]),
+            "window_claimed_bytes": _count(in_window.get(f"own_{kind.value}_bytes")),
+            "window_process_bytes": run.kernel("window").get(f"process_{kind.value}_bytes"),
         }
         for kind in calls
     }

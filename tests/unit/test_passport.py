@@ -212,6 +212,9 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
                           "interposed.symbols": {"fsync": "/opt/x.so"}}, "/opt/x.so"),
     "no block device counts the bytes": (
         "V5", "suspect", {"ledger.accounted": False, "ledger.filesystem": "tmpfs"}, "tmpfs"),
+    "memory answers in the window alone": (
+        "V6", "invalid", {"ledger.read.window_claimed_bytes": 2 * GIB,
+                          "ledger.read.window_process_bytes": 1.5 * GIB}, "in the measured window"),
     "the counters are a container's": (
         "V5", "suspect", {"stack.counters_by": ["fuse.lxcfs on /proc/diskstats"]}, "lxcfs"),
     "more is claimed than the kernel saw written": (
@@ -490,6 +493,9 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
         "page_cache.resident_after": 491_000,
         "page_cache.descriptors": {"direct": 0, "buffered": 60},
         "foreign.write_bytes": 40 * GIB},
+    "what was in flight as the window opened had been counted": {
+        "ledger.read.window_claimed_bytes": 2 * GIB, "ledger.read.window_process_bytes": 1.85 * GIB,
+        "gaps.read_call_ms": 40.0},
     "our own buffered writes are in the page cache and reads are direct": {
         "engines.write_requested": "buffered", "page_cache.resident_before": 300_000,
         "page_cache.resident_after": 300_000,

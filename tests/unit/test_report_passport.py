@@ -245,7 +245,7 @@ KERNEL: Mapping[str, Any] = {
         "foot_read_bytes": 7, "foot_write_bytes": 8,
         "process_write_bytes": 4, "device_write_bytes": 5, "wchar": 6,
     },
-    "window": {"process_cpu_ns": NS_PER_S // 2},
+    "window": {"process_cpu_ns": NS_PER_S // 2, "process_read_bytes": 9},
 }  # fmt: skip
 
 
@@ -253,11 +253,11 @@ def test_the_ledger_claims_the_bytes_of_the_whole_run_on_storage() -> None:
     made = evidence(busy(), kernel=KERNEL)["ledger"]
     assert made["read"] == {
         "claimed_bytes": 3 * MIB, "process_bytes": 1, "device_bytes": 2, "calls_bytes": 3,
-        "foot_bytes": 7,
+        "foot_bytes": 7, "window_claimed_bytes": None, "window_process_bytes": 9,
     }  # fmt: skip
     assert made["write"] == {
         "claimed_bytes": 5 * MIB, "process_bytes": 4, "device_bytes": 5, "calls_bytes": 6,
-        "foot_bytes": 8,
+        "foot_bytes": 8, "window_claimed_bytes": None, "window_process_bytes": None,
     }  # fmt: skip
     assert (made["device"], made["filesystem"]) == ("vda", "ext4+xfs")
 

@@ -8,6 +8,8 @@ from kv_cache.metrics.judging import Look, invalid, nothing, suspect, unknown, w
 from kv_cache.metrics.rules.object_storage import against_network, uploads_sent
 from kv_cache.metrics.rules.readings import DIRECTIONS, ever, on_objects, percent, too_few
 
+_IN_FLIGHT = 3  # times what is in flight on average, by rate and time of a call
+
 
 def accounted_device(e: Evidence, t: Thresholds) -> Iterator[Look]:
     accounted = e.flag("ledger.accounted")
@@ -61,6 +63,23 @@ def _ledger_of(e: Evidence, t: Thresholds, claimed: float, kind: str, past: str)
             return
         yield well(f"system calls moved all of the {human_bytes(claimed)} {past}")
     yield _against_process(e, t, claimed, process, kind, past)
+    yield from _window_against_process(e, t, kind, past)
+
+
+def _window_against_process(e: Evidence, t: Thresholds, kind: str, past: str) -> Iterator[Look]:
+    """A window may be small beside its warm-up and rounds. What was in flight as it opened the
+    kernel had counted before."""
+    claimed, process = e.numbers(f"ledger.{kind}", "window_claimed_bytes", "window_process_bytes")
+    if claimed is None or process is None or e.flag("ledger.accounted") is not True:
+        return
+    rate, call_ms = e.number(f"link.{kind}_bytes_per_second"), e.number(f"gaps.{kind}_call_ms")
+    in_flight = _IN_FLIGHT * (rate or 0) * (call_ms or 0) / 1000
+    if claimed - process > t.counter_tolerance * claimed + t.enough_bytes + in_flight:
+        yield invalid(
+            f"of the {human_bytes(claimed)} {past} in the measured window the kernel counted only "
+            f"{percent(process / claimed)} as I/O of this process: memory answered the rest while "
+            "it was measured; use --io-engine direct, and mount nothing over the cache directory"
+        )
 
 
 def _calls_are_counted(e: Evidence, kind: str) -> bool:
