@@ -183,6 +183,8 @@ WAYS = [
          "test_a_cpu_limit_of_another_cgroup_that_the_run_was_moved_to_is_named"),
         ("device whose speed changes in the window", "V14",
          "test_a_device_whose_speed_changes_in_the_window_is_named"),
+        ("neighbour of many small reads", "V23",
+         "test_a_neighbour_of_many_small_reads_is_named"),
         ("memory mounted over the cache directory", "V28",
          "test_memory_that_is_mounted_over_the_cache_directory_is_named"),
         ("memory mounted over a quarter of the objects", "V6, V1",

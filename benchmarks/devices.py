@@ -120,6 +120,15 @@ def throttled_directory(
 
 
 @contextmanager
+def counting_directory(requests_per_s: int, gib: float) -> Iterator[Path]:
+    """A directory on a device that serves so many requests a second, however large they are."""
+    with _work(gib, NBD_TOOLS) as work:
+        each = f"{1000 // requests_per_s}ms"
+        options = ["serialize=all-requests", f"rdelay={each}", f"wdelay={each}"]
+        yield _file_system(work, _network_block_device(work, ["noparallel", "delay"], options))
+
+
+@contextmanager
 def throttled_file(bytes_per_s: int, gib: float) -> Iterator[Path]:
     """One file of `gib` with this rate, for reads and for writes each. After idling it has a
     credit of 0.1 s."""

@@ -52,6 +52,7 @@ class Counters(Struct, frozen=True, kw_only=True):
     device_discard_bytes: int | None
     foot_read_bytes: int | None
     foot_write_bytes: int | None
+    foot_reads: int | None
     process_cpu_ns: int
     process_user_s: float
     process_system_s: float
@@ -108,6 +109,7 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
         device_discard_bytes=None if disk is None else disk.discard_bytes,
         foot_read_bytes=None if foot is None else foot.read_bytes,
         foot_write_bytes=None if foot is None else foot.write_bytes,
+        foot_reads=None if foot is None else foot.reads,
         process_cpu_ns=time.process_time_ns(),
         process_user_s=process.user,
         process_system_s=process.system,

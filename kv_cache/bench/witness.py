@@ -20,6 +20,7 @@ from kv_cache.bench.path_checks import is_block_device
 from kv_cache.bench.probes import cpu_users, foreign, interposed, throttles
 from kv_cache.bench.probes.counter_watch import CounterWatch
 from kv_cache.bench.probes.cpu_users import CpuUsers
+from kv_cache.bench.probes.diskstats import largest_request_bytes
 from kv_cache.bench.probes.lag import LagCanary, in_ms
 from kv_cache.bench.probes.link import link_of
 from kv_cache.bench.probes.network import is_here
@@ -317,7 +318,11 @@ class Witness:
         }
 
     def _foreign(self) -> dict[str, Any]:
-        section = foreign.section(self._own, self._neighbours)
+        counted = self._stack.disks or self._devices
+        section = {
+            **foreign.section(self._own, self._neighbours),
+            "largest_request_bytes": largest_request_bytes(counted),
+        }
         if not self._siblings:
             return section
         moved = foreign.moved(self._kin, self._kin_then)

@@ -31,6 +31,7 @@ from kv_cache.result.run import (
 from kv_cache.result.sections import KINDS, bytes_per_second, measured_windows, targets_ms
 from kv_cache.tiers.payload import MISMATCH
 
+_PLAIN = 3  # of a path: a file system, a partition, a disk, and nothing that makes more requests
 _OPENING_S = 2.0  # a window that is no longer is the beginning of those measured
 _RATES = ("bytes_per_second", "operations_per_second")
 _OF_POINTS = ("object_bytes", *_RATES, "cores_used")
@@ -317,7 +318,7 @@ def _less_ours(run: CountedRun, foreign: Mapping[str, Any]) -> dict[str, Any]:
     the devices of the file systems stand in for them."""
     window, stack = run.kernel("window"), _facts(run).stack or {}
     feet = None if stack.get("not_compared") else window.get("foot_read_bytes")
-    names = [str(foot.get("name")) for foot in stack.get("feet") or [] if isinstance(foot, Mapping)]
+    names = [str(foot.get("name")) for foot in _feet(stack)]
     counted = window.get("device") if feet is None else "+".join(dict.fromkeys(names))
     prefix = "device" if feet is None else "foot"
     theirs = {
@@ -326,7 +327,29 @@ def _less_ours(run: CountedRun, foreign: Mapping[str, Any]) -> dict[str, Any]:
         )
         for kind in KINDS
     }
-    return {**theirs, "counted": counted}
+    plain = feet is None or all(len(foot.get("path", ())) <= _PLAIN for foot in _feet(stack))
+    return {
+        **theirs,
+        "counted": counted,
+        "read_requests": window.get(f"{prefix}_reads") if plain else None,
+        "most_own_read_requests": _most_requests(run, foreign),
+    }
+
+
+def _most_requests(run: CountedRun, foreign: Mapping[str, Any]) -> float | None:
+    """Return as how many requests our reads can have come to a device, at most: each call has two
+    more than its bytes need, as it begins and ends in some extent. None where other ranks, or the
+    page cache, made some of them."""
+    rows = run.ledger.window("storage", OpKind.READ)
+    nbytes, largest = (_count(foreign.get(n)) for n in ("own_read_bytes", "largest_request_bytes"))
+    cached = any(row.engine in CACHED_ENGINES for row in rows)
+    if nbytes is None or not largest or cached or foreign.get("siblings"):
+        return None
+    return nbytes / largest + 2 * sum(row.system_calls for row in rows)
+
+
+def _feet(stack: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [foot for foot in stack.get("feet") or [] if isinstance(foot, Mapping)]
 
 
 def _count(value: Any) -> int | None:

@@ -21,6 +21,7 @@ from benchmarks.devices import (
     NBD_TOOLS,
     THROTTLED_RULES,
     changing_directory,
+    counting_directory,
     why_not,
 )
 from tests import cli
@@ -289,6 +290,25 @@ def test_a_device_whose_speed_changes_in_the_window_is_named(
         own = run_on(tmp_path, device.path, "--max-requests=0", "--duration=34", beside=beside)
     names(own, V14="suspect", **THROTTLED_RULES)
     assert f"the bandwidth of storage {how} by " in says(own, "V14")
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(NO_NETWORK_DEVICES is not None, reason=NO_NETWORK_DEVICES or "they are there")
+def test_a_neighbour_of_many_small_reads_is_named(tmp_path: Path) -> None:
+    """It moves a hundredth of our bytes, and takes half of what the device serves: 206 MB/s were
+    87, and VALID."""
+    if shutil.which("fio") is None:
+        pytest.skip("fio is not installed")
+    small = ("--rw=randread", "--bs=4k", "--iodepth=16", "--ioengine=libaio", "--direct=1")
+    with counting_directory(500, 1) as directory:
+        tool("dd", "if=/dev/urandom", f"of={directory}/other", "bs=1M", "count=64", "oflag=direct")
+        other = ("fio", "--name=other", f"--filename={directory}/other", *small,
+                 "--size=64m", "--time_based", "--runtime=300")  # fmt: skip
+        flags = ("--decode-only", "--layout=arena", "--io-threads=1", "--duration=30")
+        with process(*other):
+            own = run_on(tmp_path, directory, *flags, "--max-requests=0")
+    names(own, V23="suspect", **THROTTLED_RULES)
+    assert "reads beside at most" in says(own, "V23")
 
 
 # --- the process ---------------------------------------------------------------------------------

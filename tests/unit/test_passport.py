@@ -212,6 +212,11 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
                           "interposed.symbols": {"fsync": "/opt/x.so"}}, "/opt/x.so"),
     "no block device counts the bytes": (
         "V5", "suspect", {"ledger.accounted": False, "ledger.filesystem": "tmpfs"}, "tmpfs"),
+    "others read more often, and hardly any bytes": (
+        "V23", "suspect", {"foreign.read_bytes": 200 * MIB, "foreign.write_bytes": 0,
+                           "foreign.read_requests": 130_000,
+                           "foreign.most_own_read_requests": 60_000,
+                           "gaps.read_call_ms": 12.0}, "beside at most 60000 of ours"),
     "memory answers in the window alone": (
         "V6", "invalid", {"ledger.read.window_claimed_bytes": 2 * GIB,
                           "ledger.read.window_process_bytes": 1.5 * GIB}, "in the measured window"),
@@ -493,6 +498,9 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
         "page_cache.resident_after": 491_000,
         "page_cache.descriptors": {"direct": 0, "buffered": 60},
         "foreign.write_bytes": 40 * GIB},
+    "files are in pieces, so that our own reads are more requests": {
+        "foreign.read_bytes": 20 * MIB, "foreign.read_requests": 400_000,
+        "foreign.most_own_read_requests": 60_000, "gaps.read_call_ms": 12.0},
     "what was in flight as the window opened had been counted": {
         "ledger.read.window_claimed_bytes": 2 * GIB, "ledger.read.window_process_bytes": 1.85 * GIB,
         "gaps.read_call_ms": 40.0},

@@ -4,6 +4,7 @@ Source: kernel documentation, admin-guide/iostats.rst, whose fields are numbered
 device's name.
 """
 
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Self
@@ -11,6 +12,7 @@ from typing import Self
 from msgspec import Struct
 
 from kv_cache.bench.procfs import text_of
+from kv_cache.core.units import KIB
 
 SECTOR_BYTES = 512
 """The unit of /proc/diskstats, whatever the device's own."""
@@ -60,6 +62,21 @@ def read_flushes(disks: Collection[str], root: Path = Path("/")) -> int | None:
     rows = [line.split() for line in (text_of(root / "proc/diskstats") or "").splitlines()]
     counts = [int(row[_FLUSHES]) for row in rows if row[2] in disks and len(row) > _FLUSHES]
     return sum(counts) if len(counts) == len(set(disks)) else None
+
+
+def largest_request_bytes(devices: Collection[str], root: Path = Path("/")) -> int | None:
+    """Return the most that every one of these devices takes in one request; None if one of them
+    does not say."""
+    queues = (_queue(root / "sys/class/block" / device) for device in devices)
+    texts = [text_of(queue / "max_sectors_kb") for queue in queues]
+    sizes = [int(text) * KIB for text in texts if text is not None and text.strip().isdigit()]
+    return min(sizes) if sizes and len(sizes) == len(texts) else None
+
+
+def _queue(device: Path) -> Path:
+    """Return the directory of its queue; a partition has its disk's."""
+    real = Path(os.path.realpath(device))
+    return (real if (real / "queue").exists() else real.parent) / "queue"
 
 
 def added_up(stats: Collection[DiskStats]) -> DiskStats:

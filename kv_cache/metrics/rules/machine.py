@@ -4,7 +4,7 @@ processes, limits, and virtual time."""
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
-from kv_cache.core.units import human_bytes
+from kv_cache.core.units import PAGE_BYTES, human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, suspect, unknown, well
 from kv_cache.metrics.rules.readings import first_few, moved, percent
@@ -14,6 +14,7 @@ VIRTUAL_TIME = "virtual-time"
 """The two drivers."""
 _CLOCK_READING_S = 0.01  # between the readings of two clocks a thread may have to wait
 _LONGER, _TICKS_S = 1.05, 0.1  # times and more; the kernel counts in ticks of 10 ms
+_MORE_REQUESTS, _ENOUGH_REQUESTS = 0.5, 1000  # of others: times ours, and in a window
 _LATE_S = 1.0  # by which a program may be late to read counters
 
 
@@ -129,6 +130,15 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
     fact = f"others moved {human_bytes(theirs)} on {where} during the window"
     if unlike:
         fact += f" (the disks below are not compared: {unlike})"
+    requests = _others_requests(e)
+    if requests is not None:
+        their_reads, our_reads = requests
+        if their_reads > max(_MORE_REQUESTS * our_reads, _ENOUGH_REQUESTS):
+            yield suspect(
+                f"{fact}, but in some {their_reads:.0f} reads beside at most {our_reads:.0f} of "
+                "ours: a device that serves so many operations a second gave them ours; stop them"
+            )
+            return
     if theirs <= max(t.most_foreign_share * ours, t.enough_bytes):
         yield well(fact)
         return
@@ -153,6 +163,20 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
         f"{percent(t.most_foreign_share)} is wanted); stop them, or use larger blocks if it is "
         "the file system's journal"
     )
+
+
+def _others_requests(e: Evidence) -> tuple[float, float] | None:
+    """Return how many reads of others a device counted, at least, and of ours, at most. What was
+    read by others is known but for what of ours was in flight at an edge of the window, and one of
+    theirs moves a page."""
+    counted, ours, nbytes = e.numbers(
+        "foreign", "read_requests", "most_own_read_requests", "read_bytes"
+    )
+    rate, call_ms = e.number("link.read_bytes_per_second"), e.number("gaps.read_call_ms")
+    if counted is None or ours is None or nbytes is None:
+        return None
+    pages = (nbytes - (rate or 0) * (call_ms or 0) / 1000) / PAGE_BYTES
+    return min(counted - ours, pages), ours
 
 
 def _moved_by(row: Evidence, kinds: Sequence[str]) -> float:
