@@ -254,7 +254,7 @@ def _waited_ns(counts: HierarchyCounts) -> float:
 def _judged(rows: Sequence[TierRow], counted: Sequence[Sequence[HierarchyCounts]]) -> list[TierRow]:
     """Note how far each row of a table is behind the best one, in pairs of its seeds; where all
     are the same none is."""
-    by_computed, best = is_by_computed(rows), rows.index(best_of(rows))
+    by_computed, best = is_by_computed(rows), rows.index(best_of(rows)[0])
     values = [
         [-(each.computed if by_computed else _waited_ns(each)) / each.lookups for each in some]
         for some in counted

@@ -430,7 +430,7 @@ def not_read(
     """Return the options that are set (they differ from their defaults, or are in `explicit`) and
     that nothing reads, each with the reason, as the rest of a sentence. Those that are in
     `told_apart` cannot be set."""
-    without = {*explicit, *told_apart}
+    without = dict.fromkeys(told_apart, _IN_VARIANTS) | dict.fromkeys(explicit, "leave it out")
     reasons = {
         each.path: _not_read(
             each.path, each.value, each.usual, _reader(scenario, each.why), without
@@ -440,14 +440,21 @@ def not_read(
     return reasons | _unwritten_tiers(scenario, without) | _idle_tier_policies(scenario, without)
 
 
-def _not_read(path: str, value: Any, usual: Any, reader: str, without: Collection[str]) -> str:
-    """Return why an option is not read, and how to leave out what a shipped file gives, but for
-    options that are `without`."""
+_IN_VARIANTS = (
+    "as variants are told apart by it, take back what it has no effect with, or leave it out of a "
+    "copy of the file"
+)
+
+
+def _not_read(path: str, value: Any, usual: Any, reader: str, without: Mapping[str, str]) -> str:
+    """Return why an option is not read, and how to leave out what a shipped file gives; of options
+    `without` such settings, the way out that stands there."""
     state = "given" if is_dataclass(value) else show(value)
-    text = f"is {state}, which has no effect with {reader}; leave it out"
-    if any(f"{other}.".startswith(f"{path}.") for other in without):
-        return text
-    return f"{text} ({' '.join(_settings(path, value, usual))})"
+    text = f"is {state}, which has no effect with {reader}; "
+    for other, way_out in without.items():
+        if f"{other}.".startswith(f"{path}."):
+            return text + way_out
+    return f"{text}leave it out ({' '.join(_settings(path, value, usual))})"
 
 
 def _settings(path: str, value: Any, usual: Any) -> Iterator[str]:
@@ -469,7 +476,7 @@ def _reader(scenario: Scenario, why: Condition) -> str:
     return f"{why.path} {value_at(scenario, why.path)}"
 
 
-def _unwritten_tiers(scenario: Scenario, without: Collection[str]) -> dict[str, str]:
+def _unwritten_tiers(scenario: Scenario, without: Mapping[str, str]) -> dict[str, str]:
     """Return the tiers that nothing is ever written to."""
     reader = _why_not_written(scenario)
     if reader is None:
@@ -483,7 +490,7 @@ def _unwritten_tiers(scenario: Scenario, without: Collection[str]) -> dict[str, 
     return {path: _not_read(path, gib, 0, reader, without) for path, gib in sizes.items()}
 
 
-def _idle_tier_policies(scenario: Scenario, without: Collection[str]) -> dict[str, str]:
+def _idle_tier_policies(scenario: Scenario, without: Mapping[str, str]) -> dict[str, str]:
     """Return policies for which there are too few tiers, or no next turn."""
     tiers, count = scenario.tiers, len(lower_tiers(scenario))
     reasons: dict[str, str] = {}

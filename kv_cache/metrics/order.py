@@ -131,6 +131,11 @@ class Lead(Struct, frozen=True, kw_only=True):
     interval: IntervalEnds
     shown: bool
 
+    @property
+    def equal(self) -> bool:
+        """Whether both have the same in every pair: neither leads."""
+        return self.mean == self.interval.low == self.interval.high == 0
+
 
 class ComparedSides(Struct, frozen=True, kw_only=True):
     """Sides that were compared, all with all, by their places; more is better. `pairs` have the

@@ -83,11 +83,19 @@ def is_by_computed(rows: Sequence[TierRow]) -> bool:
     return max(shares) - min(shares) > SAME_COMPUTED
 
 
-def best_of(rows: Sequence[TierRow]) -> TierRow:
-    """Return the best row of a table; the first of equals."""
+def best_of(rows: Sequence[TierRow]) -> Sequence[TierRow]:
+    """Return the best row of a table, and those that are as good in each pair of seeds."""
     if is_by_computed(rows):
-        return min(rows, key=lambda row: row.computed)
-    return min(rows, key=lambda row: row.wait_ns.mean)
+        best = min(rows, key=lambda row: row.computed)
+    else:
+        best = min(rows, key=lambda row: row.wait_ns.mean)
+    return [row for row in rows if row is best or _is_as_good(row, best)]
+
+
+def _is_as_good(row: TierRow, best: TierRow) -> bool:
+    if row.behind is not None:
+        return row.behind.equal
+    return (row.wait_ns, row.computed) == (best.wait_ns, best.computed)
 
 
 class TierBase(Struct, frozen=True, kw_only=True):

@@ -101,7 +101,7 @@ def _sentence(facts: LabFacts) -> str:
         finds = f"{best[0]} finds {share}{several}"
     else:
         names = f"{', '.join(best)} {'finds' if len(best) == 1 else 'find'}"
-        better = _shown_better(by_rule.order)
+        better = _shown_better(by_rule.order, "is" if len(best) == 1 else "are")
         finds = f"{names} most of the {len(hit_ratio_of)} policies, {share}, {better}"
     return (
         f"With {column.capacity} ({units.bytes_text(column.room_bytes)}) {finds}; without limits "
@@ -109,13 +109,13 @@ def _sentence(facts: LabFacts) -> str:
     )
 
 
-def _shown_better(order: PolicyOrder | None) -> str:
+def _shown_better(order: PolicyOrder | None, verb: str) -> str:
     """Of the best one; by prefix it is another than by blocks."""
     leads = {} if order is None or order.leads is None else order.leads
     count = sum(lead is not None and lead.shown for lead in leads.values())
     if not count:
-        return "and is not shown to be better than any"
-    return f"and is shown to be better than {count} of the others"
+        return f"and {verb} not shown to be better than any"
+    return f"and {verb} shown to be better than {count} of the others"
 
 
 # --- sections --------------------------------------------------------------------------------
@@ -233,16 +233,18 @@ def _behind(
 
 
 def _lead(order: PolicyOrder, policy: str) -> str:
-    """The lead of the best one over a policy with half of its interval; in brackets what is not
-    shown to be one."""
     if order.leads is None or policy == order.best:
         return "best"
     return lead_text(order.leads[policy], _SHARE)
 
 
 def lead_text(lead: Lead | None, unit: units.DisplayUnit) -> str:
+    """The lead of the best one with half of its interval; in brackets what is not shown to be one.
+    Who has the same is as good."""
     if lead is None:
         return "not judged"
+    if lead.equal:
+        return "best"
     half = (lead.interval.high - lead.interval.low) / 2 / unit.scale
     text = f"{unit.text(lead.mean)}±{figures(float(f'{half:.2g}'))}"
     return text if lead.shown else f"({text})"

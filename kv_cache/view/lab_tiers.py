@@ -65,41 +65,48 @@ def _sentence(facts: TierStudyFacts) -> str:
     """Of one table the best row; of several the most frequent one. None is said to be better that
     is not shown to be."""
     tables = [rows for case in facts.cases for rows in _tables(case)]
-    best, *others = map(best_of, tables)
-    if others:
-        [(arm, count)] = Counter(map(_arm, (best, *others))).most_common(1)
+    if len(tables) > 1:
+        counts = Counter(arm for rows in tables for arm in map(_arm, best_of(rows)))
+        count = max(counts.values())
+        arms = _either([arm for arm, several in counts.items() if several == count])
         computed = any(map(is_by_computed, tables))
         least = ", or least is computed where that differs" if computed else ""
         return (
-            f"With {arm}, accesses wait the least{least}, on average, in {count} of {len(tables)} "
-            "tables (the first of equals counts)."
+            f"With {arms}, accesses wait the least{least}, on average, in {count} of "
+            f"{len(tables)} tables."
         )
     (rows,) = tables
-    shown = _shown(rows, facts.cases[0])
+    equals = best_of(rows)
+    best, arms = equals[0], _either([_arm(row) for row in equals])
+    shown = _shown(rows, facts.cases[0], len(rows) - len(equals))
     wait = f"an access waits {_us(best.wait_ns)}"
     if is_by_computed(rows):
         share = units.PERCENT.measured(best.computed)
         return (
-            f"With {_arm(best)}, the least is computed, {share} of the accesses{shown}; "
+            f"With {arms}, the least is computed, {share} of the accesses{shown}; "
             f"{wait}, and who finds less waits for less."
         )
     return (
-        f"With {_arm(best)}, {wait}, the least{shown}; with every move on one clock it is "
+        f"With {arms}, {wait}, the least{shown}; with every move on one clock it is "
         f"{_us(best.serial_ns)}."
     )
 
 
-def _shown(rows: Sequence[TierRow], case: TierCase) -> str:
+def _either(arms: Sequence[str]) -> str:
+    return " or ".join([", ".join(arms[:-1]), arms[-1]] if len(arms) > 1 else arms)
+
+
+def _shown(rows: Sequence[TierRow], case: TierCase, others: int) -> str:
     leads = [row.behind for row in rows if row.behind is not None]
     if len(rows) < 2:
         return ""
-    if len({(row.wait_ns.mean, row.computed) for row in rows}) == 1:
-        return ", as with all others here"
+    if not others:
+        return ", as all policies here do"
     if not leads:
         few = "one trace" if case.pattern is None else f"{case.seeds} seeds"
         return f" (of {few} nothing is known of chance)"
     count = sum(lead.shown for lead in leads)
-    return f", and shown to be better than {count} of {len(rows) - 1} others"
+    return f", and shown to be better than {count} of {others} others"
 
 
 def _us(spread: SeedMean) -> str:
@@ -145,7 +152,7 @@ def _case(case: TierCase) -> Iterator[ViewSection]:
 
 
 def _table(rows: Sequence[TierRow], case: str) -> Table:
-    first, best = rows[0], best_of(rows)
+    first, best = rows[0], best_of(rows)[0]
     by_computed = is_by_computed(rows)
     unit = _SHARE if by_computed else _US
     behind = ShownColumn("behind, points" if by_computed else "behind, us")

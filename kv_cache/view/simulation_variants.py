@@ -314,6 +314,8 @@ def behind(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Table]:
 def _lead(measure: Measure, lead: Lead | None) -> str:
     if lead is None:
         return "not judged"
+    if lead.equal:
+        return "best"
     reach = measure.scale * (lead.interval.high - lead.interval.low) / 2
     text = f"{measure.shown(lead.mean)}±{figures(float(f'{reach:.2g}'))}"
     return text if lead.shown else f"({text})"

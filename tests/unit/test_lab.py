@@ -2,6 +2,7 @@
 become accesses."""
 
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -67,6 +68,29 @@ def test_two_seeds_and_one_policy_give_no_order() -> None:
     assert shown_behind([]) is None
 
 
+def test_all_that_are_as_good_as_the_best_are_called_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["lab", "--pattern", "rag_burst", "--seeds", "12", "--block-kib", "256"]
+    command += ["--policies", "fifo,lru,leaf-first"]
+    assert main([*command, "--capacities", "25%"]) == 0
+    text = capsys.readouterr().out
+    assert "lru, leaf-first find most of the 3 policies" in text
+    assert "and are shown to be better than 1 of the others" in text
+    assert re.findall(r"^(\S+) +best$", text, re.MULTILINE) == ["lru", "leaf-first"]
+    tiers = ["--tiers", "a=8MiB:1us:1GB/s,b=30MiB:10us:1GB/s"]
+    assert main([*command, *tiers]) == 0
+    text = capsys.readouterr().out
+    assert "With lru or leaf-first, an access waits " in text
+    assert "and shown to be better than 1 of 1 others" in text
+    assert re.findall(r"^(\S+) .* best$", text, re.MULTILINE) == ["lru", "leaf-first"]
+    both = [*command, *tiers, "--pattern", "rag_burst,periodic_reuse"]
+    assert main([*both[:1], *both[3:]]) == 0
+    assert "With lru or leaf-first, accesses wait the least, on average, in 2 of 2 tables" in (
+        capsys.readouterr().out
+    )
+
+
 def test_nobody_is_best_where_all_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     for found in (0.0, 0.3):
         order = policy_order([shares(name, found, found, found) for name in "ab"], seeds=True)
@@ -76,7 +100,7 @@ def test_nobody_is_best_where_all_find_the_same(capsys: pytest.CaptureFixture[st
     assert "No order at 1blocks, 8blocks, as all find the same." in capsys.readouterr().out
     assert main([*command, "--tiers", "gpu=8MB:20us:80MB/s,host=9MB:400us:8MB/s"]) == 0
     text = capsys.readouterr().out
-    assert "as with all others here" in text
+    assert "as all policies here do" in text
     assert "behind" not in text
 
 

@@ -164,6 +164,35 @@ def test_what_a_shipped_file_gives_and_a_setting_leaves_unread_can_be_left_out(
     read_scenarios(file, "smoke", [setting, *told]).check()
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "back"),
+    [
+        (
+            "transfer",
+            ["instances.prefill.role=mixed", "instances.decode.role=mixed"],
+            "separation.transfer=push",
+        ),
+        (
+            "context-length",
+            ["workload.source=poisson", "workload.think_s=[0,0]"],
+            "tiers.rack_pool.capacity_gib=0",
+        ),
+    ],
+)
+def test_what_variants_are_told_apart_by_has_a_way_out_of_its_own(
+    name: str, settings: list[str], back: str
+) -> None:
+    file = find_config(Path(name), "scenario", "scenarios")
+    with pytest.raises(ConfigError) as refused:
+        read_scenarios(file, "smoke", settings).check()
+    assert back.partition("=")[0] in str(refused.value)
+    assert "as variants are told apart by it, take back what it has no effect with" in str(
+        refused.value
+    )
+    with pytest.raises(ConfigError, match="told apart by it"):
+        read_scenarios(file, "smoke", [*settings, back])
+
+
 def test_a_section_that_nothing_reads_is_left_out_option_by_option(tmp_path: Path) -> None:
     file = tmp_path / "single.yaml"
     file.write_text(
