@@ -332,16 +332,17 @@ def _less_ours(run: CountedRun, foreign: Mapping[str, Any]) -> dict[str, Any]:
         **theirs,
         "counted": counted,
         "read_requests": window.get(f"{prefix}_reads") if plain else None,
-        "most_own_read_requests": _most_requests(run, foreign),
+        **{f"most_own_{k.value}_requests": _most_requests(run, foreign, k) for k in KINDS},
     }
 
 
-def _most_requests(run: CountedRun, foreign: Mapping[str, Any]) -> float | None:
-    """Return as how many requests our reads can have come to a device, at most: each call has two
-    more than its bytes need, as it begins and ends in some extent. None where other ranks, or the
-    page cache, made some of them."""
-    rows = run.ledger.window("storage", OpKind.READ)
-    nbytes, largest = (_count(foreign.get(n)) for n in ("own_read_bytes", "largest_request_bytes"))
+def _most_requests(run: CountedRun, foreign: Mapping[str, Any], kind: OpKind) -> float | None:
+    """Return as how many requests our calls can have come to a device, at most: each has two more
+    than its bytes need, as it begins and ends in some extent. None where other ranks, or the page
+    cache, made some of them."""
+    rows = run.ledger.window("storage", kind)
+    names = (f"own_{kind.value}_bytes", "largest_request_bytes")
+    nbytes, largest = (_count(foreign.get(name)) for name in names)
     cached = any(row.engine in CACHED_ENGINES for row in rows)
     if nbytes is None or not largest or cached or foreign.get("siblings"):
         return None

@@ -308,7 +308,7 @@ def test_a_neighbour_of_many_small_reads_is_named(tmp_path: Path) -> None:
         with process(*other):
             own = run_on(tmp_path, directory, *flags, "--max-requests=0")
     names(own, V23="suspect", **THROTTLED_RULES)
-    assert "reads beside at most" in says(own, "V23")
+    assert "reads beside at most" in says(own, "V23"), says(own, "V23")
 
 
 # --- the process ---------------------------------------------------------------------------------

@@ -130,17 +130,8 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
     fact = f"others moved {human_bytes(theirs)} on {where} during the window"
     if unlike:
         fact += f" (the disks below are not compared: {unlike})"
-    requests = _others_requests(e)
-    if requests is not None:
-        their_reads, our_reads = requests
-        if their_reads > max(_MORE_REQUESTS * our_reads, _ENOUGH_REQUESTS):
-            yield suspect(
-                f"{fact}, but in some {their_reads:.0f} reads beside at most {our_reads:.0f} of "
-                "ours: a device that serves so many operations a second gave them ours; stop them"
-            )
-            return
     if theirs <= max(t.most_foreign_share * ours, t.enough_bytes):
-        yield well(fact)
+        yield _by_requests(e, fact)
         return
     ranks = e.number("foreign.ranks_here")
     if ranks is not None and ranks > 1:
@@ -165,18 +156,25 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
     )
 
 
-def _others_requests(e: Evidence) -> tuple[float, float] | None:
-    """Return how many reads of others a device counted, at least, and of ours, at most. What was
-    read by others is known but for what of ours was in flight at an edge of the window, and one of
-    theirs moves a page."""
-    counted, ours, nbytes = e.numbers(
-        "foreign", "read_requests", "most_own_read_requests", "read_bytes"
-    )
+def _by_requests(e: Evidence, fact: str) -> Look:
+    """Judge by how often others read: at least as often as the device counted more than ours can
+    be. Their bytes are known but for what of ours was in flight at an edge of the window, and a
+    read of theirs moves a page."""
+    counted, our_reads, our_writes, nbytes = e.numbers(
+        "foreign", "read_requests", "most_own_read_requests", "most_own_write_requests",
+        "read_bytes",
+    )  # fmt: skip
     rate, call_ms = e.number("link.read_bytes_per_second"), e.number("gaps.read_call_ms")
-    if counted is None or ours is None or nbytes is None:
-        return None
+    if counted is None or our_reads is None or our_writes is None or nbytes is None:
+        return well(fact)
     pages = (nbytes - (rate or 0) * (call_ms or 0) / 1000) / PAGE_BYTES
-    return min(counted - ours, pages), ours
+    theirs, ours = min(counted - our_reads, pages), our_reads + our_writes
+    if theirs <= max(_MORE_REQUESTS * ours, _ENOUGH_REQUESTS):
+        return well(fact)
+    return suspect(
+        f"{fact}, but in some {theirs:.0f} reads beside at most {ours:.0f} operations of ours: a "
+        "device that serves only so many a second gave them ours; stop them"
+    )
 
 
 def _moved_by(row: Evidence, kinds: Sequence[str]) -> float:
