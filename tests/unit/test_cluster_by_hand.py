@@ -513,6 +513,13 @@ def test_levels_are_means_over_time_and_each_instance_may_have_its_series() -> N
         assert of_all == list(columns[name]), name
 
 
+def test_a_series_begins_with_those_who_begin_at_once() -> None:
+    """Two on one instance of one place: as it is at 0, behind what happens then."""
+    values: Plain = {"instances": {"gpu": rates(max_num_seqs=1)}}
+    columns = ran(values, [request(n, 0, 100, 10) for n in range(2)]).series.columns
+    assert (columns["at_ns"][0], columns["waiting"][0], columns["prefilling"][0]) == (0, 1, 1)
+
+
 def test_who_waits_for_memory_where_it_decodes_is_not_being_transferred() -> None:
     """Two prompts of 160 ms, one after the other, 160 ms of the network each, 9 tokens of 10 ms,
     and memory for one: the other one waits for the 90 ms of its answer."""

@@ -38,7 +38,7 @@ class Sampler:
                 self.series.columns[f"{name}.{number}"] = array("q")
 
     def begin(self) -> None:
-        self._sample(None)
+        self._cluster.loop.at(0, SAMPLES, self._sample)
 
     def _sample(self, _: None) -> None:
         self._take()
