@@ -25,7 +25,7 @@ from kv_cache.metrics.turns import LEAST_TURNS, difference_in_turns
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.metrics import HIGHER, METRICS, Json, over_runs
 from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA, rule_of
-from kv_cache.result.trials import precision_part
+from kv_cache.result.trials import place_of, precision_part
 from kv_cache.result.verdicts import worst
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal
@@ -70,6 +70,7 @@ def run_row(
         "sha256": sha256,
         "fingerprint": None if document is None else fingerprint(document),
         "message": message,
+        "place": place_of(section) if section else None,
         **precision_part(section),
         "metrics": {name: m.value(section) for name, m in METRICS.items()} if finished else {},
     }

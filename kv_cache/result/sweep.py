@@ -37,6 +37,7 @@ class SweepRun(Struct, frozen=True, kw_only=True):
     reasons: list[str] = []
     changed_thresholds: dict[str, tuple[float | bool, float | bool]] = {}
     precision: RunPrecision | None = None
+    place: str | None = None
 
 
 class SweepCell(Struct, frozen=True, kw_only=True):

@@ -115,6 +115,18 @@ def identity(section: Json) -> dict[str, Any]:
     }
 
 
+def place_of(section: Json) -> str:
+    """Return where a run was: its machine, and what is mounted below each cache directory."""
+    machine = _mapping(section, "environment")
+    drives = machine.get("drives")
+    sources = [
+        str(_mapping(each, "filesystem").get("source") or _mapping(each, "device").get("name"))
+        for each in (drives if isinstance(drives, list) else [])
+        if isinstance(each, Mapping)
+    ]
+    return " ".join([f"host {machine.get('hostname')},", *dict.fromkeys(sources)]).rstrip(",")
+
+
 def _mapping(value: Json, name: str) -> Json:
     inner = value.get(name)
     return inner if isinstance(inner, Mapping) else {}
@@ -161,7 +173,8 @@ def aggregate(
         if (numbers := over_runs(metric, [metric.value(section) for section in counted]))
     }
     headline = _headline(metrics, len(counted))
-    verdict = _verdict(rows, planned, master_seed, metrics.get(headline or ""), headline)
+    places = [place_of(section) for section in sections]
+    verdict = _verdict(rows, planned, master_seed, places, metrics.get(headline or ""), headline)
     first = documents[0][SECTION]
     same = ("driver", "semantics_preset", "contains_performance", "model", "semantics", "workload")
     section = {
@@ -278,23 +291,33 @@ NAMES: Mapping[str, str] = {"T1": "completeness", "T2": "trials", "T3": "repeata
 
 
 def _verdict(
-    rows: Sequence[Json], planned: int, master_seed: int, numbers: Json | None, headline: str | None
+    rows: Sequence[Json],
+    planned: int,
+    master_seed: int,
+    places: Sequence[str],
+    numbers: Json | None,
+    headline: str | None,
 ) -> Verdict:
     looks = {
-        "T1": _complete(rows, planned, master_seed),
+        "T1": _complete(rows, planned, master_seed, places),
         "T2": _each(rows),
         "T3": _repeatable(rows, numbers, headline),
     }
     return verdict_of(NAMES, looks)
 
 
-def _complete(rows: Sequence[Json], planned: int, master_seed: int) -> Look:
+def _complete(rows: Sequence[Json], planned: int, master_seed: int, places: Sequence[str]) -> Look:
     broken = [f"trial {row['trial']} was {row['status']}" for row in rows if not row["counted"]]
     broken += [
         f"trial {row['trial']} has a seed that does not follow from {master_seed}, as if another "
         "was left out"
         for row in rows
         if row["seed"] != trial_seed(master_seed, row["trial"])
+    ]
+    broken += [
+        f"trial {row['trial']} was on {place}, and trial 1 on {places[0]}"
+        for row, place in zip(rows, places, strict=True)
+        if place != places[0]
     ]
     missing = planned - len(rows)
     if missing:

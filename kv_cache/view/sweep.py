@@ -55,7 +55,12 @@ def sweep_view(section: Json) -> View:
             f"means of {sweep.repeat} runs" if sweep.repeat > 1 else "one run a cell",
             f"kv-cache {sweep.program_version}",
         ],
-        reasons=[*_reasons(sweep.cells), *_moved(sweep.cells), *_unsure(sweep.cells)],
+        reasons=[
+            *_reasons(sweep.cells),
+            *_moved(sweep.cells),
+            *_unsure(sweep.cells),
+            *_elsewhere(sweep.cells),
+        ],
         sections=list(_sections(sweep)),
     )
 
@@ -124,6 +129,18 @@ def _unsure(cells: Sequence[SweepCell]) -> Iterator[str]:
         if not all(each.reached for each in precisions):
             wanted = f"wanted was {wanted_text(precisions[0])} in each run"
             yield f"{_cells([cell.cell])}: {wanted}: {reached_text(precisions)}"
+
+
+def _elsewhere(cells: Sequence[SweepCell]) -> Iterator[str]:
+    """Cells whose runs were on several machines or devices."""
+    for cell in cells:
+        runs_at: dict[str, list[str]] = {}
+        for run in cell.runs:
+            if run.place is not None:
+                runs_at.setdefault(run.place, []).append(str(run.trial))
+        if len(runs_at) > 1:
+            where = "; ".join(f"{place} (run {', '.join(n)})" for place, n in runs_at.items())
+            yield f"{_cells([cell.cell])}: its runs were not all in one place: {where}"
 
 
 def _precisions(cell: SweepCell) -> list[RunPrecision]:

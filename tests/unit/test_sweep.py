@@ -163,6 +163,18 @@ def test_a_cell_says_how_many_of_its_runs_became_as_sure_as_was_wanted() -> None
     assert "as sure as wanted" not in sweep_text(document([cell(1, SLOW)]), Path("D"))
 
 
+def test_a_cell_whose_runs_were_in_several_places_says_so() -> None:
+    """A sweep that goes on after another drive was mounted has cells of two drives."""
+    cells = [cell(1, SLOW), cell(2, FAST)]
+    cells[1]["runs"][2]["place"] = "host there, /dev/sdb"
+    text = sweep_text(document(cells), Path("D"))
+    wanted = (
+        "its runs were not all in one place: host here (run 1, 2); host there, /dev/sdb (run 3)"
+    )
+    assert f"  ! cell 2: {wanted}" in text
+    assert "cell 1: its runs" not in text
+
+
 def test_the_document_is_sealed() -> None:
     made = document([cell(1, SLOW), cell(2, FAST)])
     assert check(made, {}) == []

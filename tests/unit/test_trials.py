@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -9,11 +10,11 @@ from kv_cache.core.units import MISSING
 from kv_cache.metrics.intervals import bounded_interval, geometric_mean
 from kv_cache.result.chain import check, sealed_files
 from kv_cache.result.metrics import METRICS
-from kv_cache.result.trials import trial_seed
+from kv_cache.result.trials import aggregate, trial_seed
 from kv_cache.view.terminal import terminal
 from kv_cache.view.trials import trials_view
 from tests.passports import names, says
-from tests.trials import GB, of, result
+from tests.trials import GB, MASTER, of, result
 
 
 def test_each_metric_has_every_value_and_what_they_say_together() -> None:
@@ -206,3 +207,21 @@ def test_two_trials_that_differ_by_far_have_no_interval_and_are_shown() -> None:
     text = terminal(trials_view(document["kv_cache"])).splitlines()
     (row,) = (line for line in text if line.startswith("storage read, "))
     assert row.split().count(MISSING) == 2
+
+
+def test_trials_that_were_not_all_in_one_place_are_told() -> None:
+    """Another drive that is mounted between two of them makes their mean that of two drives."""
+
+    def at(trial: int, source: str) -> dict[str, Any]:
+        drives = [{"filesystem": {"source": source}, "device": {"name": "x"}}]
+        return result(trial, environment={"hostname": "here", "drives": drives})
+
+    documents = [at(1, "/dev/vda"), at(2, "/dev/loop0"), at(3, "/dev/vda")]
+    files = {f"R.trial{n}.json": f"{n:064x}" for n in (1, 2, 3)}
+    own = aggregate(documents, files, master_seed=MASTER, planned=3)["kv_cache"]
+    (rule,) = (each for each in own["passport"]["rules"] if each["rule"] == "T1")
+    assert rule["status"] == "invalid"
+    assert (
+        "trial 2 was on host here, /dev/loop0, and trial 1 on host here, /dev/vda"
+        in rule["message"]
+    )
