@@ -112,10 +112,18 @@ def _sentence(facts: LabFacts) -> str:
 def _shown_better(order: PolicyOrder | None, verb: str) -> str:
     """Of the best one; by prefix it is another than by blocks."""
     leads = {} if order is None or order.leads is None else order.leads
-    count = sum(lead is not None and lead.shown for lead in leads.values())
+    others = [lead for lead in leads.values() if lead is None or not lead.equal]
+    count = sum(lead is not None and lead.shown for lead in others)
+    return f"and {verb} {shown_better(count, len(others))}"
+
+
+def shown_better(count: int, others: int) -> str:
+    """Say than how many of the others somebody is shown to be better."""
     if not count:
-        return f"and {verb} not shown to be better than any"
-    return f"and {verb} shown to be better than {count} of the others"
+        return "not shown to be better than any"
+    if count < others:
+        return f"shown to be better than {count} of {others} others"
+    return f"shown to be better than {'the other one' if others == 1 else 'all others'}"
 
 
 # --- sections --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from kv_cache.result.metrics import Json
 from kv_cache.result.run import MisshapenError, converted
 from kv_cache.view import units
 from kv_cache.view.identity import origin_texts, trace_text
-from kv_cache.view.lab import lead_text
+from kv_cache.view.lab import lead_text, shown_better
 from kv_cache.view.parts import (
     BarChart,
     BarRow,
@@ -106,7 +106,7 @@ def _shown(rows: Sequence[TierRow], case: TierCase, others: int) -> str:
         few = "one trace" if case.pattern is None else f"{case.seeds} seeds"
         return f" (of {few} nothing is known of chance)"
     count = sum(lead.shown for lead in leads)
-    return f", and shown to be better than {count} of {others} others"
+    return f", and {shown_better(count, others)}"
 
 
 def _us(spread: SeedMean) -> str:

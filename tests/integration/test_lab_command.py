@@ -146,7 +146,7 @@ def test_the_sentence_is_of_the_middle_capacity_and_says_whom_the_best_is_shown_
     words = ["--pattern", "adversarial_burst", "--policies", "lru,fifo,s3-fifo"]
     view = lab_view(lab(capsys, *words))
     assert view.sentence.startswith("With 25% (46.1 MiB) s3-fifo finds most of the 3 policies, ")
-    assert "is shown to be better than 2 of the others; without limits it is" in view.sentence
+    assert "is shown to be better than all others; without limits it is" in view.sentence
     view = lab_view(lab(capsys, *words, "--capacities", "98%"))
     assert "and is not shown to be better than any" in view.sentence
     equal = lab_view(lab(capsys, *words, "--capacities", "100%")).sentence
