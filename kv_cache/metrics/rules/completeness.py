@@ -37,7 +37,10 @@ def _ended_early(e: Evidence) -> Iterator[Look]:
             "run to its end"
         )
     if e.number("completeness.window_s") == 0:
-        yield invalid("the measured window never began; raise --duration")
+        yield invalid(
+            "the measured window never began: the run was over before its warm-up; raise "
+            "--max-requests, or lower --warmup"
+        )
     elif e.number("completeness.completed") == 0:
         yield invalid("no request completed in the window; raise --duration")
 

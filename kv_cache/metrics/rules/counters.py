@@ -113,9 +113,10 @@ def _against_process(
                 f"{failed:.0f} operations failed on storage, and what they moved until then is in "
                 "no ledger; see V12"
             )
+        such = "read-ahead" if kind == "read" else "pages that were written back twice (mmap)"
         return suspect(
             f"the kernel counted {human_bytes(surplus)} more {past} than our ledger has "
-            f"({human_bytes(claimed)}): I/O that no result shows, such as read-ahead; use "
+            f"({human_bytes(claimed)}): I/O that no result shows, such as {such}; use "
             "--io-engine direct, or report it"
         )
     return well(fact)
