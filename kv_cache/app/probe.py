@@ -190,7 +190,11 @@ def checked_plan(options: DriveOptions, directory: Path) -> ProbePlan:
             f"need {human_bytes(smallest)} of data at least, and {human_bytes(plan.least_bytes)} "
             f"at concurrency {max(plan.concurrencies)}; give more, or smaller --sizes"
         )
-    check_ram({"buffers": plan.memory_bytes()})
+    check_ram(
+        {"buffers": plan.memory_bytes()},
+        way_out="lower --concurrency, or give --sizes of at "
+        "most 64 KiB, which need less for each operation in flight",
+    )
     return plan
 
 

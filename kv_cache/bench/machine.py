@@ -11,6 +11,7 @@ from kv_cache.bench.batches import BatchMover
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.drive import Drive
 from kv_cache.bench.monitor import MachineMonitor, gpu_used_bytes
+from kv_cache.bench.process_limits import take_files_for
 from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.bench.run_state import RunState
 from kv_cache.bench.storage_answers import StorageAnswers
@@ -90,6 +91,11 @@ def open_machine(
     payload = Payload(Seed(plan.seed).child("payload"), config.io.buffer_mib * MIB)
     verify = Verify(config.io.verify)
     batches = native_batches(payload, state.clock, verify, opening.abort, config.io.threads)
+    background = BACKGROUND_THREADS + _prefetchers(config)
+    if batches is not None:
+        batches.transfers.open_crew()
+        if _uses_rings(config):
+            take_files_for(workers(config) + config.io.threads + background)
     mover = Mover(
         stores.by_tier,
         payload,
@@ -113,7 +119,7 @@ def open_machine(
         opening.abort,
         workers=workers(config),
         io_threads=config.io.threads,
-        background=BACKGROUND_THREADS + _prefetchers(config),
+        background=background,
         on_record=hooks.on_record,
         on_op=hooks.on_op,
         prepare=partial(_prepare_thread, config, batches),
@@ -167,5 +173,9 @@ def _monitor(config: Config, stores: RunStores, devices: Sequence[str]) -> Machi
 
 def _prepare_thread(config: Config, batches: BatchMover | None) -> None:
     """Do what a thread needs before its first operation, so that none is timed with it."""
-    if batches is not None and "uring" in (config.io.engine, config.io.write_engine):
+    if batches is not None and _uses_rings(config):
         batches.transfers.open_ring()
+
+
+def _uses_rings(config: Config) -> bool:
+    return "uring" in (config.io.engine, config.io.write_engine)

@@ -20,11 +20,14 @@ CPU_TIER = "cpu tier"
 """Beginnings of the names of the parts whose size an option sets; see `check_ram`."""
 
 
-def check_ram(parts: Mapping[str, int], *, available: int | None = None) -> None:
+def check_ram(
+    parts: Mapping[str, int], *, available: int | None = None, way_out: str | None = None
+) -> None:
     """Refuse a run whose parts (name to bytes) need more RAM than `available` less a reserve.
 
     A part named `cpu tier…` or `gpu tier…` can be made smaller by its option; the others are
-    taken as fixed. `available` None asks the system. Raises PlaceError.
+    taken as fixed, and `way_out` says what would be less. `available` None asks the system. Raises
+    PlaceError.
     """
     have = available_ram_bytes() if available is None else available
     need = sum(parts.values())
@@ -36,7 +39,8 @@ def check_ram(parts: Mapping[str, int], *, available: int | None = None) -> None
     bound = "" if limit is None else f" (ulimit -v is {human_bytes(limit)})"
     raise PlaceError(
         f"the run needs {human_bytes(need)} of RAM ({listed}) but {human_bytes(have)} are "
-        f"available{bound}, of which {human_bytes(usable)} may be used; {_what_fits(parts, usable)}"
+        f"available{bound}, of which {human_bytes(usable)} may be used; "
+        + (way_out or _what_fits(parts, usable))
     )
 
 

@@ -169,7 +169,8 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     if entry is main and (words := first_words(sys.argv[1:])):
         sys.stdout.write(words)
         sys.exit(Exit.DONE)
-    from kv_cache.bench.address_space import shortage, too_little_to_begin
+    from kv_cache.bench.address_space import too_little_to_begin
+    from kv_cache.bench.process_limits import shortage
 
     # What is printed may name a mount point, a directory or a variable whose bytes are no UTF-8.
     if isinstance(sys.stdout, TextIOWrapper):

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from kv_cache.tiers.nvme import uring
 from tests.cli import SMALL, called, command, environment, prepare, run
 from tests.stores import mounted
+
+NO_URING = uring.uring_missing()
+PIDS = Path("/sys/fs/cgroup/pids")
 
 CASES = {
     "--nmu-users 5": ["--nmu-users", "--num-users"],
@@ -136,6 +140,63 @@ def test_a_limit_on_address_space_that_is_too_low_is_named(kib: int, tmp_path: P
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("kv-cache: ")]
     assert "ulimit -v" in sentence
     assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+
+
+@pytest.mark.skipif(NO_URING is not None, reason=NO_URING or "io_uring is here")
+@pytest.mark.parametrize(("most", "code"), [(180, 2), (4096, 0)])
+def test_rings_raise_the_limit_on_open_files_or_it_is_named(
+    most: int, code: int, tmp_path: Path
+) -> None:
+    """Each of 84 threads has two: runs had tracebacks of whoever opened a file then."""
+    prepare(tmp_path)
+    ring = ("--io-engine=uring", "--num-users=60", "--set=schedule.workers=60")
+    run = command(*SMALL, *ring, "--cache-dir=cache", "--output=R.json", "--duration=1")
+    limited = ["prlimit", f"--nofile=128:{most}", *run]
+    done = subprocess.run(
+        limited, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    sentences = [line for line in done.stderr.splitlines() if line.startswith("kv-cache: ")]
+    assert [("ulimit -Hn" in line, "--io-engine direct" in line) for line in sentences] == [
+        (True, True)
+    ] * (code == 2)
+
+
+@pytest.mark.skipif(not PIDS.is_dir(), reason="there is no cgroup that limits threads")
+@pytest.mark.parametrize("most", [20, 40])
+def test_a_limit_on_threads_is_named(most: int, tmp_path: Path) -> None:
+    """Those of native code, or of Python, are too many."""
+    prepare(tmp_path)
+    group = PIDS / tmp_path.name
+    try:
+        group.mkdir()
+        (group / "pids.max").write_text(str(most))
+    except OSError as refused:
+        pytest.skip(f"a cgroup cannot be made: {refused}")
+    run = command(*SMALL, "--cache-dir=cache", "--output=R.json", "--set=schedule.workers=40")
+    join = f'echo $$ > {group}/cgroup.procs; exec "$@"'
+    try:
+        done = subprocess.run(
+            ["bash", "-c", join, "bash", *run], cwd=tmp_path, env=environment(),
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    finally:
+        group.rmdir()
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("kv-cache: ")]
+    assert "pids.max" in sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+
+
+def test_a_probe_with_too_little_memory_names_its_own_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that no option could save anything, and wanted a larger machine."""
+    monkeypatch.setattr("kv_cache.bench.memory.available_ram_bytes", lambda: 4 << 30)
+    words = ("probe", "--cache-dir=cache", "--size-gib=1", "--sizes=1MiB", "--dry-run")
+    code, _, err = called(tmp_path, *words, "--concurrency=256")
+    assert (code, "--concurrency" in err, "64 KiB" in err) == (2, True, True), err
+    assert called(tmp_path, *words, "--concurrency=64")[0] == 0
 
 
 ESCAPE = "\x1b]0;title\x07\x9b31m"

@@ -276,6 +276,14 @@ class Transfers:
         with suppress(OSError):
             self._ring()
 
+    def open_crew(self) -> None:
+        """Start the threads that help now, so that a run without them is refused before it begins.
+        Raises OSError; RuntimeError, as Python does, where the system starts no more threads."""
+        try:
+            self._crew()
+        except BlockingIOError as error:
+            raise RuntimeError("can't start new thread") from error
+
     def _crew(self) -> _Opened:
         with self._lock:
             if self._helpers is None:
