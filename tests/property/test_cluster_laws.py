@@ -142,6 +142,24 @@ def test_mixed_instances_that_decode_for_each_other_never_wait_for_each_other(
     assert min(sent, declined, preempted) > 50, "nothing that could go wrong has come about"
 
 
+def test_retries_and_who_gives_the_last_token_are_those_of_the_log() -> None:
+    """Sequences that lose their memory begin again elsewhere: at seed 125 one has its last token
+    from that, and needs no memory where it would have decoded."""
+    taken = 0
+    for seed in (*range(20), 125):
+        values = with_newer_rules(random_values(seed), seed)
+        values["workload"]["warmup_requests"] = 0
+        values["scheduler"] |= {"preemption": "abort", "max_retries": 2, "max_queue": 0}
+        outcome, events = served(scenario_of(values))
+        routed = Counter(number for _, kind, number, _ in events if kind == "route")
+        assert sum(routed.values()) - len(routed) == outcome.requests.retries_taken
+        last = {number: where for _, kind, number, where in events if kind == "finish"}
+        requests = outcome.requests
+        assert {*zip(requests.number, requests.decoder, strict=True)} == {*last.items()}
+        taken += requests.retries_taken
+    assert taken
+
+
 @pytest.mark.parametrize("seed", [6812, 7783, 8293, 8802])
 def test_what_went_wrong_once_goes_well(seed: int) -> None:
     """Swapped sequences that took turns for ever, without a step between; a prefix that was

@@ -30,8 +30,10 @@ class Handover:
     # --- memory where it decodes -----------------------------------------------------------
 
     def secure_early(self, flight: Flight) -> None:
-        """Ask for memory of the decode side before prefill ends, where that is pushed to."""
-        if self._push and flight.decoder < 0 and flight.request.output_tokens > 1:
+        """Ask for memory of the decode side before prefill ends, where that is pushed to, and if a
+        token is left behind the one that prefill gives."""
+        left = flight.request.output_tokens - flight.generated
+        if self._push and flight.decoder < 0 and left > 1:
             self._choose(flight)
 
     def _choose(self, flight: Flight) -> None:
