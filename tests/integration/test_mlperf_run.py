@@ -181,7 +181,8 @@ def test_any_rank_that_dies_ends_the_others_of_its_trial_at_once(place: Path) ->
     assert re.search("option 1 is given up: .*rank 1", err)
     (path,) = (place / "tree").rglob("rank_0/kvcache_results_*.json")
     assert read_json(path)["kv_cache"]["status"] == "interrupted"
-    assert short_of(read_tree(place / "tree")) == ENDED
+    still = {"kvcachePerClientIsolation"}  # what was below the killed process may still be removing
+    assert short_of(read_tree(place / "tree")) - still == ENDED
 
 
 REFUSED = {

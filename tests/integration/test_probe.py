@@ -342,8 +342,8 @@ def test_without_the_library_small_objects_are_whole_pages_and_say_so(
     assert (code, err.count("\n")) == (2, 1)
     assert "are measured by native code (the library was not built); give multiples" in err
     few = ("--size-gib=0.01", "--sizes=4KiB", "--concurrency=1", "--seconds=1")
-    code, out, err = run(on_disk, "--cache-dir=c", "--profile=p.yaml", *few)
-    assert (code, err) == (0, ""), out
+    code, _, err = run(on_disk, "--cache-dir=c", "--profile=p.yaml", *few)
+    assert code == 0, err
     assert {cell.data_path for cell in read_profile(on_disk / "p.yaml").cells} == {"python"}
 
 
