@@ -235,7 +235,6 @@ def _ledger(run: CountedRun, facts: LedgerFacts) -> dict[str, Any]:
         for kind, counter in NETWORK.items():
             sides[kind.value]["network_bytes"] = kernel.get(counter)
         sides["server_here"] = facts.server_here
-        sides["write"]["window_bytes"] = total_bytes(run.ledger.window("storage", OpKind.WRITE))
         window = run.kernel("window")
         sides["write"]["window_calls_bytes"] = window.get("wchar")
         sides["write"]["window_queued_bytes"] = window.get("queued_bytes")

@@ -433,7 +433,7 @@ def test_parts_of_uploads_that_are_not_sent_as_the_window_closes_are_told_of(
         ran = run(tmp_path, "run", *flags, *place)
     write = ran.own["passport"]["evidence"]["ledger"]["write"]
     came = write["window_calls_bytes"] - write["window_queued_bytes"]
-    assert came < 2 * 40e6 * 1.1 < write["window_bytes"]
+    assert came < 2 * 40e6 * 1.1 < write["window_claimed_bytes"]
     names(ran.own, V6="suspect", V30="invalid", also=("V13", "V25", "V29"))
     assert "came to the other end of the sockets" in ran.out
 

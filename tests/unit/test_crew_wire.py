@@ -200,6 +200,13 @@ def unused(value: object) -> None:
     raise AssertionError(value)
 
 
+def plan_of(address: tuple[str, int], ranks: int) -> Plan:
+    return Plan(
+        how="clients", expected=ranks, config=Config(), output=Path("R.json"),
+        addresses=[address], key=KEY,
+    )  # fmt: skip
+
+
 class _Breaking(Coordinator):
     """One whose only rank is here, and that breaks in the midst of the run."""
 
@@ -218,10 +225,7 @@ def test_ranks_of_a_coordinator_that_breaks_are_told_to_end() -> None:
     listener = Listener(KEY, everywhere=False)
     address = ("127.0.0.1", listener.port)
     rank = connect([address], KEY)
-    plan = Plan(
-        how="clients", expected=1, config=Config(), output=Path("R.json"), addresses=[address],
-        key=KEY,
-    )  # fmt: skip
+    plan = plan_of(address, 1)
     with pytest.raises(RuntimeError, match="a defect"):
         _Breaking(plan, listener).run(Interrupts(), SILENT, unused, unused)
     first, second = rank.receive(5), rank.receive(5)
@@ -236,10 +240,7 @@ def test_a_rank_that_dies_as_it_comes_is_nobody_s_wire_any_more() -> None:
     """It has said who it is, and is gone before it is answered."""
     listener = Listener(KEY, everywhere=False)
     address = ("127.0.0.1", listener.port)
-    plan = Plan(
-        how="clients", expected=1, config=Config(), output=Path("R.json"), addresses=[address],
-        key=KEY,
-    )  # fmt: skip
+    plan = plan_of(address, 1)
     rank = connect([address], KEY)
     near = listener.next(5)
     assert near is not None
@@ -259,10 +260,7 @@ def test_a_rank_that_dies_as_it_comes_is_nobody_s_wire_any_more() -> None:
 def test_ranks_open_together_again_and_wait_for_none_that_has_ended() -> None:
     listener = Listener(KEY, everywhere=False)
     address = ("127.0.0.1", listener.port)
-    plan = Plan(
-        how="clients", expected=2, config=Config(), output=Path("R.json"), addresses=[address],
-        key=KEY,
-    )  # fmt: skip
+    plan = plan_of(address, 2)
     coordinator, ranks = Coordinator(plan, listener), []
     coordinator._caught = Interrupts()
     for number in range(2):

@@ -290,7 +290,8 @@ def test_uploads_that_are_not_sent_when_the_window_closes_are_suspect_wherever_t
     written, given, queued = window
     write = {
         "claimed_bytes": 663_879_680, "calls_bytes": calls, "network_bytes": 0,
-        "window_bytes": written, "window_calls_bytes": given, "window_queued_bytes": queued,
+        "window_claimed_bytes": written, "window_calls_bytes": given,
+        "window_queued_bytes": queued,
     }  # fmt: skip
     findings = judge(of_objects(server_here=True, write=write), Thresholds()).findings
     [found] = (each for each in findings if each.rule == "V6")

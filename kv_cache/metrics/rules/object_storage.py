@@ -70,8 +70,10 @@ def uploads_sent(e: Evidence, t: Thresholds) -> Iterator[Look]:
     sent: those that wait as the window closes are too much, unless as many did as it opened. Calls
     of a library that the kernel does not count say nothing."""
     side = "ledger.write"
-    claimed, calls, written = e.numbers(side, "claimed_bytes", "calls_bytes", "window_bytes")
-    calls_then, queued = e.numbers(side, "window_calls_bytes", "window_queued_bytes")
+    claimed, calls = e.numbers(side, "claimed_bytes", "calls_bytes")
+    written, calls_then, queued = e.numbers(
+        side, "window_claimed_bytes", "window_calls_bytes", "window_queued_bytes"
+    )
     if claimed is None or calls is None or calls < claimed * (1 - t.counter_tolerance):
         return
     if written is None or calls_then is None or queued is None or written < t.enough_bytes:
