@@ -63,7 +63,7 @@ class Counters(Struct, frozen=True, kw_only=True):
     usable_total_s: float | None
     network_rx_bytes: int
     network_tx_bytes: int
-    queued_bytes: int
+    queued_bytes: int | None
     peak_rss_bytes: int
     rss_bytes: int | None
 
@@ -82,9 +82,12 @@ def _difference(name: str, later: Counters, earlier: Counters) -> Any:
     return None if after is None or before is None else after - before
 
 
-def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters:
+def read_counters(
+    devices: Sequence[str], disks: Sequence[str] = (), *, sockets: bool = False
+) -> Counters:
     """Read the counters now. `devices`, named as by `device_of`, each once, are added up; none
-    means that no device is counted. `disks`: those at the feet of the stack, likewise."""
+    means that no device is counted. `disks`: those at the feet of the stack, likewise. `sockets`:
+    look through all descriptors for those that bytes may wait in."""
     io = {name: int(value) for name, value in _pairs("/proc/self/io").items()}
     process, host = os.times(), psutil.cpu_times()
     network = [n for name, n in psutil.net_io_counters(pernic=True).items() if name != "lo"]
@@ -120,7 +123,7 @@ def read_counters(devices: Sequence[str], disks: Sequence[str] = ()) -> Counters
         usable_total_s=None if usable is None else usable.total_s,
         network_rx_bytes=sum(nic.bytes_recv for nic in network),
         network_tx_bytes=sum(nic.bytes_sent for nic in network),
-        queued_bytes=_queued_bytes(),
+        queued_bytes=_queued_bytes() if sockets else None,
         peak_rss_bytes=_peak_rss_bytes() if peak is None else peak,
         rss_bytes=rss,
     )

@@ -115,7 +115,9 @@ class Witness:
         )
 
     def _counters(self) -> Counters:
-        return read_counters(self._devices, self._stack.disks)
+        return read_counters(
+            self._devices, self._stack.disks, sockets=self._server_here is not None
+        )
 
     def _others(self) -> foreign.Snapshot:
         return foreign.snapshot(excluded={*foreign.our_pids(), *self._siblings})
@@ -285,7 +287,7 @@ class Witness:
 
     def evidence(self) -> dict[str, Any]:
         """Return the sections that only the machine can fill."""
-        link = _link(self._config, self._devices if self._accounted else ())
+        link = _link(self._devices if self._accounted else ())
         return {
             "page_cache": self.page_cache.section(),
             "interposed": self._calls(),
@@ -365,11 +367,9 @@ def _larger(one: int | None, other: int | None) -> int | None:
     return one if other is None else other if one is None else max(one, other)
 
 
-def _link(config: PassportConfig, devices: Sequence[str]) -> tuple[float | None, str | None]:
-    """Return what all devices together can carry, if it is set or all of them say. Partitions and
-    namespaces of one drive, and drives behind one narrow link, share it."""
-    if config.link_gbytes_per_s:
-        return config.link_gbytes_per_s * 1e9, "passport.link_gbytes_per_s"
+def _link(devices: Sequence[str]) -> tuple[float | None, str | None]:
+    """Return what all devices together can carry, if all of them say. Partitions and namespaces of
+    one drive, and drives behind one narrow link, share it."""
     links = [link_of(device) for device in devices]
     known = [link for link in links if link is not None]
     if not known or len(known) < len(links):

@@ -54,10 +54,6 @@ class PassportConfig:
         512, "Pages that are read back from storage to judge the payload", unit="pages of 4 KiB",
         low=16, high=65_536,
     )  # fmt: skip
-    link_gbytes_per_s: float = opt(
-        0.0, "What the link to the device can carry; 0 = as the device says, where it does",
-        unit="GB/s, 10^9 bytes", low=0, high=100_000,
-    )  # fmt: skip
     settle_s: float = opt(
         2.0, "Longest wait for the kernel's counters to catch up with the run", unit="s", low=0,
         high=600,

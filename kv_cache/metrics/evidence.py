@@ -48,6 +48,9 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     )] = 64 * MIB  # fmt: skip
     most_resident_share: Annotated[float, Says(
         "V1, V3: sampled pages that may be in the page cache")] = 0.05  # fmt: skip
+    link_gbytes_per_s: Annotated[float, Says(
+        "V1: what the link to the device can carry; 0 = as the device says, where it does",
+        100_000, unit="GB/s, 10^9 bytes")] = 0.0  # fmt: skip
     link_tolerance: Annotated[float, Says(
         "V1: how far the rate may be above the link's, as a share")] = 0.05  # fmt: skip
     least_entropy_bits: Annotated[float, Says(

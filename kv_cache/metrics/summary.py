@@ -29,6 +29,8 @@ NETWORK: Mapping[OpKind, str] = {
 DRIVE_CACHE_BYTES = 64 * GIB
 """Below this much on storage a result says that a drive may have answered from its own cache:
 drives have up to a few GiB of memory, and tens of GiB of flash that is written as SLC."""
+HELD = "storage held at most "
+"""How a result says so."""
 
 DECISIVE_SHARE = 0.01
 """Of the requests; where fewer were served out of turn, a result says that priorities decided
@@ -218,12 +220,16 @@ def _without_order(outcome: RunOutcome) -> Iterator[str]:
 def _within_drive_cache(outcome: RunOutcome) -> Iterator[str]:
     """Say that so few bytes may never have left the drive's own memory or SLC cache."""
     storage = [facts for facts in outcome.tiers if facts.tier is Tier.NVME]
-    held = sum(facts.peak_bytes for facts in storage)
-    if outcome.driver != "real-io" or not 0 < held < DRIVE_CACHE_BYTES:
+    if outcome.driver != "real-io":
         return
     if not any(facts.store.get("engine") in OBJECT_ENGINES for facts in storage):
+        yield from within_drive_cache(sum(facts.peak_bytes for facts in storage))
+
+
+def within_drive_cache(held: int) -> Iterator[str]:
+    """Say it of a drive that held so many bytes, where they are few."""
+    if 0 < held < DRIVE_CACHE_BYTES:
         yield (
-            f"storage held at most {human_bytes(held)}, which may fit into the drive's own cache; "
-            "to measure the drive itself: run --precondition --storage-capacity-gb N, with N GiB "
-            "beyond that cache"
+            f"{HELD}{human_bytes(held)}, which may fit into the drive's own cache; to measure the "
+            "drive itself: run --precondition --storage-capacity-gb N, with N GiB beyond that cache"
         )

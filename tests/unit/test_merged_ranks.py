@@ -22,7 +22,7 @@ from kv_cache.cli.verify import main as verify_command
 from kv_cache.core.errors import UsageError
 from kv_cache.core.kinds import OpKind
 from kv_cache.core.text import as_json
-from kv_cache.core.units import GIB, NS_PER_S, ns_to_ms
+from kv_cache.core.units import GIB, NS_PER_S, human_bytes, ns_to_ms
 from kv_cache.metrics.histogram import RELATIVE_ERROR, Histogram, bucket_bounds
 from kv_cache.metrics.histogram import merged as merged_histograms
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
@@ -468,6 +468,30 @@ def test_ranks_that_were_not_given_the_same_are_named_with_what_differs(
     documents[1] = resealed(documents[1])
     status, found = told(merged(documents, crew(2)), "R2")
     assert (status, says in found) == ("invalid", True), found
+
+
+def test_what_a_drive_held_at_most_is_of_all_ranks_on_it() -> None:
+    """Each rank's note is of its own share of the drive."""
+    documents = results(2)
+    held = [d["kv_cache"]["tiers"]["storage"]["peak_bytes"] for d in documents.values()]
+    together = f"all ranks: storage held at most {human_bytes(sum(held))}, which may fit"
+    says = [n for n in merged()["kv_cache"]["notes"] if "storage held" in n]
+    assert len(says) == 1
+    says = [n for n in merged(documents, crew(2))["kv_cache"]["notes"] if "storage held" in n]
+    assert len(says) == 1
+    assert says[0].startswith(together), says
+    elsewhere = documents[1]["kv_cache"]
+    elsewhere["kernel_counters"]["run"]["device"] = "another"
+    documents[1] = resealed(documents[1])
+    says = [n for n in merged(documents, crew(2))["kv_cache"]["notes"] if "storage held" in n]
+    assert [n.split(", which")[0] for n in says] == [
+        f"rank {rank}: storage held at most {human_bytes(own)}" for rank, own in enumerate(held)
+    ]
+    documents = results(2)
+    documents[0]["kv_cache"]["tiers"]["storage"]["peak_bytes"] = 64 * GIB  # without the note
+    documents[0]["kv_cache"]["notes"] = []
+    documents[0] = resealed(documents[0])
+    assert "storage held" not in " ".join(merged(documents, crew(2))["kv_cache"]["notes"])
 
 
 def test_seed_directory_and_files_of_a_rank_are_its_own() -> None:

@@ -636,6 +636,19 @@ def test_a_test_that_declares_itself_is_not_judged_by_its_sample_and_says_so() -
     }  # fmt: skip
 
 
+def test_a_link_that_the_user_sets_is_judged_by_and_named() -> None:
+    """Set to more than the device says it makes a run valid that is not."""
+    fast = changed(healthy(), {"link.read_bytes_per_second": 9e9})
+    assert finding(judge(fast, DEFAULTS), "V1").status is Status.INVALID
+    wide = judge(fast, Thresholds(link_gbytes_per_s=100))
+    assert finding(wide, "V1").status is Status.PASS
+    assert wide.changed_thresholds == {"link_gbytes_per_s": [100, 0.0]}
+    unknown = changed(fast, {"link.bytes_per_second": None, "link.source": None})
+    narrow = finding(judge(unknown, Thresholds(link_gbytes_per_s=7.5)), "V1")
+    assert narrow.status is Status.INVALID
+    assert "(passport.link_gbytes_per_s)" in narrow.message
+
+
 def test_what_is_printed_as_the_finding_on_rounds_is_not_believed() -> None:
     """And an honest proof may be judged by other limits."""
     rounds = {**STEADY, "steady.proof": proven(90.0, 110.0, 110.0, 90.0, 85.0)}

@@ -60,7 +60,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, *looks: Counters) -> "count[int]":
     """The counters of the next looks; the last is seen for ever. Answers how often it was."""
     seen, turn = chain(looks, repeat(looks[-1])), count()
 
-    def look(*_: Sequence[str]) -> Counters:
+    def look(*_: Sequence[str], sockets: bool) -> Counters:
         next(turn)
         return next(seen)
 
@@ -221,11 +221,6 @@ def test_limits_of_other_devices_are_left_out_where_ours_is_known(
 
 
 # --- the link --------------------------------------------------------------------------------
-
-
-def test_a_link_that_is_given_is_in_bytes_a_second(made: list[Witness], tmp_path: Path) -> None:
-    link = ended(begun(made, tmp_path, link_gbytes_per_s=7.5))["link"]
-    assert link == {"bytes_per_second": 7.5e9, "source": "passport.link_gbytes_per_s"}
 
 
 def test_links_of_several_drives_add_up_if_all_are_known(

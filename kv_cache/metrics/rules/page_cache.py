@@ -87,10 +87,12 @@ def _proven_from_device(e: Evidence, t: Thresholds) -> bool:
 
 
 def above_the_link(e: Evidence, t: Thresholds) -> Iterator[Look]:
-    link, window_s = e.number("link.bytes_per_second"), e.number("completeness.window_s")
+    link, source = e.number("link.bytes_per_second"), e.text("link.source") or "source unknown"
+    if t.link_gbytes_per_s:
+        link, source = t.link_gbytes_per_s * 1e9, "passport.link_gbytes_per_s"
+    window_s = e.number("completeness.window_s")
     if not link or (window_s is not None and window_s < SHORT_WINDOW_S):
         return
-    source = e.text("link.source") or "source unknown"
     for kind in ("read", "write"):
         rate = e.number(f"link.{kind}_bytes_per_second")
         if rate is not None and rate > link * (1 + t.link_tolerance):

@@ -4,7 +4,7 @@ A pure function of the ranks' results and of what the crew saw, whatever their o
 `verify` can do it again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET, structs, to_builtins
@@ -16,7 +16,7 @@ from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.histogram import RELATIVE_ERROR
 from kv_cache.metrics.passport import Status
 from kv_cache.metrics.recorder import SAMPLE_LIMIT
-from kv_cache.metrics.summary import per_second, ratio
+from kv_cache.metrics.summary import HELD, per_second, ratio, within_drive_cache
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
 from kv_cache.result.merge import common, merged
@@ -236,14 +236,34 @@ _ALONE = "this is rank "
 
 
 def _notes(counted: Sequence[Part], crew: Crew) -> list[str]:
-    """Return the ranks' notes, each once, with the ranks that have it."""
+    """Return the ranks' notes, each once, with the ranks that have it. That a drive held few bytes
+    is said of all that share it."""
     ranks: dict[str, list[int]] = {}
     for part in counted:
-        for note in [] if part.run is None else part.run.facts.notes:
-            if not note.startswith(_ALONE):
+        for note in _notes_of(part):
+            if not note.startswith((_ALONE, HELD)):
                 ranks.setdefault(note, []).append(part.rank)
+    for note, numbers in _held_by_drives(counted):
+        ranks[note] = numbers
     ended = [] if crew.ended_early is None else [f"ended early for all: {crew.ended_early}"]
     return ended + [f"{_whose(numbers, len(counted))}: {note}" for note, numbers in ranks.items()]
+
+
+def _notes_of(part: Part) -> Sequence[str]:
+    return () if part.run is None else part.run.facts.notes
+
+
+def _held_by_drives(counted: Sequence[Part]) -> Iterator[tuple[str, list[int]]]:
+    drives: dict[tuple[str, str], list[Part]] = {}
+    for part in counted:
+        device = str(part.value_at("kernel_counters.run.device") or "")
+        drives.setdefault((part.host or "", device), []).append(part)
+    for parts in drives.values():
+        tiers = [part.run.facts.tiers.get("storage") for part in parts if part.run is not None]
+        held = sum(tier.peak_bytes for tier in tiers if tier is not None)
+        if any(note.startswith(HELD) for part in parts for note in _notes_of(part)):
+            for note in within_drive_cache(held):
+                yield note, [part.rank for part in parts]
 
 
 def _whose(ranks: Sequence[int], several: int) -> str:
