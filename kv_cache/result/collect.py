@@ -45,7 +45,7 @@ from kv_cache.result.counted import (
     Verified,
 )
 from kv_cache.result.merge import failure_order, metadata_key, operation_key
-from kv_cache.result.run import CountedRun, plain
+from kv_cache.result.run import CountedRun, plain, semantics_of
 from kv_cache.result.verdicts import status_of
 
 _OF_A_TIER = ("capacity_bytes", "used_bytes", "peak_bytes", "stranded_bytes", "entries")
@@ -95,7 +95,6 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
     recorder, edges = outcome.recorder, outcome.recorder.edges
     started = datetime.fromtimestamp(outcome.started_unix_s, UTC)
     paced = recorder.pace.read(outcome.window_ns, MEASURED[config.mode])
-    semantics = config.lifecycle_semantics(synthetic=not config.replays)
     declared = [] if config.passport.thresholds().measurement else [NO_MEASUREMENT]
     return {
         "program_version": __version__,
@@ -137,7 +136,7 @@ def _facts(config: Config, outcome: RunOutcome, environment: Json) -> dict[str, 
         "kernel_counters": {span: dict(row) for span, row in outcome.kernel.items()},
         "buffers": plain(dict(outcome.buffers)),
         "workload": plain(dict(outcome.workload)),
-        "semantics": plain({**asdict(semantics), "fsync": config.fsync()}),
+        "semantics": semantics_of(config),
         "latency_lists_truncated": recorder.end_to_end_s.seen > SAMPLE_LIMIT,
         "config": plain(to_mapping(config)),
         "environment": environment,

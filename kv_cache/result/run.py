@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import orjson
+from msgspec.structs import asdict
 
 from kv_cache.config.root import Config
 from kv_cache.config.schema import from_mapping, show
@@ -147,6 +148,12 @@ def number(kernel: Kernel, name: str) -> float | int | None:
     if isinstance(value, str):
         raise MisshapenError(f"kv_cache.kernel_counters has {name} {show(value)}, not a number")
     return value
+
+
+def semantics_of(config: Config) -> Any:
+    """Return what the lifecycle does by a configuration, as a result has it."""
+    semantics = config.lifecycle_semantics(synthetic=not config.replays)
+    return plain({**asdict(semantics), "fsync": config.fsync()})
 
 
 # --- reading ---------------------------------------------------------------------------------

@@ -9,25 +9,44 @@ It must never fail: the document may come from anywhere. What is missing or miss
 too.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from typing import Any
 
 from kv_cache import __version__
 from kv_cache.config.schema import show
-from kv_cache.core.kinds import Qos
+from kv_cache.core.kinds import OpKind, Qos
+from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.evidence import Thresholds
+from kv_cache.metrics.histogram import Histogram, bucket_of
 from kv_cache.metrics.pace import batch_count
 from kv_cache.metrics.passport import Verdict, judge
+from kv_cache.metrics.recorder import SAMPLE_LIMIT
 from kv_cache.result.chain import CHAIN
 from kv_cache.result.counted import StackFacts
 from kv_cache.result.derive import derive
 from kv_cache.result.difference import differences
 from kv_cache.result.evidence import gather
-from kv_cache.result.run import SECTION, CountedRun, MisshapenError, plain, read_run
+from kv_cache.result.run import (
+    SECTION,
+    CountedRun,
+    MisshapenError,
+    number,
+    plain,
+    read_run,
+    semantics_of,
+)
 from kv_cache.result.sections import paced
 
 SOURCE = "what was counted"
 _WORDS = ("rules", "reasons", "changed_thresholds")
+_RISING = (
+    *(f"{of}_{kind.value}_bytes" for of in ("process", "device", "foot") for kind in OpKind),
+    *("rchar", "wchar", "device_io_ms", "process_cpu_ns", "host_busy_s", "host_total_s"),
+)
+"""Counters of the kernel that never fall."""
+_LONGEST_S = 2**63 / NS_PER_S
 _JUDGED = tuple(f"{SECTION}.passport.{name}" for name in _WORDS)
 """Another version may have other rules, and other words for them."""
 
@@ -99,18 +118,17 @@ def _requests_add_up(run: CountedRun) -> Iterator[str]:
 
 
 def _histograms_are_of_the_same_operations(run: CountedRun) -> Iterator[str]:
-    for number, row in enumerate(run.facts.operations):
+    for n, row in enumerate(run.facts.operations):
         for name in ("device", "bytes"):
             count = getattr(row, f"histogram_{name}").count
             if count != row.histogram_total.count:
                 yield (
-                    f"kv_cache.operations[{number}].operations says {row.histogram_total.count}, "
+                    f"kv_cache.operations[{n}].operations says {row.histogram_total.count}, "
                     f"but its histogram of {name} holds {count}"
                 )
         if row.tier not in run.facts.tiers:
             yield (
-                f"kv_cache.operations[{number}].tier says {show(row.tier)}, which kv_cache.tiers "
-                "has not"
+                f"kv_cache.operations[{n}].tier says {show(row.tier)}, which kv_cache.tiers has not"
             )
 
 
@@ -149,6 +167,49 @@ def _settings_are_the_configured(run: CountedRun) -> Iterator[str]:
         )
 
 
+def _semantics_are_the_configured(run: CountedRun) -> Iterator[str]:
+    for difference in differences(run.facts.semantics, semantics_of(run.config)):
+        yield f"kv_cache.semantics.{difference.message('the configuration')}"
+
+
+def _lists_are_of_the_requests(run: CountedRun) -> Iterator[str]:
+    """Single latencies that a result keeps are among those that its histograms count."""
+    if run.config.output.io_trace_log is not None:
+        return  # which has no figures
+    for name, histogram in _listed(run):
+        values, counts = getattr(run.counted, name), histogram.buckets()
+        kept = min(histogram.count, SAMPLE_LIMIT)
+        if len(values) != kept:
+            yield f"{name}.length is {len(values)}, but its histogram gives {kept}"
+        listed = Counter(bucket_of(round(s * NS_PER_S)) for s in values if 0 <= s < _LONGEST_S)
+        lacking = len(values) - sum(min(n, counts.get(b, 0)) for b, n in listed.items())
+        if lacking:
+            yield f"{name} has {lacking} of {len(values)} values that its histogram does not count"
+
+
+def _listed(run: CountedRun) -> Iterator[tuple[str, Histogram]]:
+    measured = run.facts.measured.together
+    yield "end_to_end_latencies", measured.histogram_end_to_end
+    yield "storage_latencies", measured.histogram_storage
+    yield "generation_latencies", measured.histogram_compute
+
+
+def _a_part_is_no_more_than_the_whole(run: CountedRun) -> Iterator[str]:
+    for label, tier in run.facts.tiers.items():
+        if tier.used_bytes > tier.peak_bytes or tier.peak_bytes > (tier.capacity_bytes or inf):
+            yield (
+                f"kv_cache.tiers.{label} says that it held {tier.used_bytes} bytes at the end, "
+                f"{tier.peak_bytes} at most and could hold {tier.capacity_bytes}"
+            )
+    for name in _RISING:
+        part, most = (number(run.kernel(span), name) for span in ("window", "run"))
+        if part is not None and most is not None and part > most:
+            yield (
+                f"kv_cache.kernel_counters.window.{name} says {part}, more than the {most} of the "
+                "whole run"
+            )
+
+
 def _stack_is_the_environments(run: CountedRun) -> Iterator[str]:
     """The environment has what lies below the directories too, by directory."""
     stack = run.facts.passport.evidence.stack
@@ -180,6 +241,9 @@ LAWS: tuple[Callable[[CountedRun], Iterator[str]], ...] = (
     _histograms_are_of_the_same_operations,
     _batches_cover_the_window,
     _settings_are_the_configured,
+    _semantics_are_the_configured,
+    _lists_are_of_the_requests,
+    _a_part_is_no_more_than_the_whole,
     _stack_is_the_environments,
     _judged_rounds_were_run,
 )

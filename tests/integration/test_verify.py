@@ -374,6 +374,19 @@ FORGERIES: Mapping[str, tuple[Callable[[Document, Document], Any], str]] = {
     "reconciliation": (
         lambda d, own: own["reconciliation"]["read"].update(process_to_claimed=1.0001),
         "process_to_claimed says 1.0001"),
+    "a single latency": (
+        lambda d, own: d["end_to_end_latencies"].append(d["end_to_end_latencies"].pop() / 2),
+        "end_to_end_latencies has 1 of"),
+    "a latency left out": (lambda d, own: d["storage_latencies"].pop(), "storage_latencies.length"),
+    "what the run did of a request": (
+        lambda d, own: own["semantics"].update(promote=not own["semantics"]["promote"]),
+        "kv_cache.semantics.promote says"),
+    "more kept than there is room": (
+        lambda d, own: own["tiers"]["storage"].update(used_bytes=2**50),
+        "kv_cache.tiers.storage says that it held 1125899906842624 bytes at the end"),
+    "more in the window than in the run": (
+        lambda d, own: own["kernel_counters"]["window"].update(rchar=2**50),
+        "kernel_counters.window.rchar says 1125899906842624, more than"),
 }  # fmt: skip
 
 
