@@ -10,7 +10,6 @@ prefill: a chunk of `tokens` tokens of one prompt behind `context` others; decod
 of them says where the times are from. Every failure is a ConfigError with the file and the row.
 """
 
-import csv
 from collections.abc import Mapping
 from hashlib import sha256
 from math import isfinite
@@ -53,11 +52,9 @@ def read_step_table(path: str | Path) -> StepTable:
     comments = [text.lstrip("# ").strip() for _, text in lines if text.startswith("#")]
     rows = [(number, text) for number, text in lines if text.strip() and not text.startswith("#")]
     times: dict[str, dict[tuple[int, int], float]] = {phase: {} for phase in PHASES}
-    for place, (number, cells) in enumerate(
-        zip([number for number, _ in rows], csv.reader(text for _, text in rows), strict=True)
-    ):
+    for place, (number, text) in enumerate(rows):
         where = f"step table {path}, line {number}"
-        words = [cell.strip() for cell in cells]
+        words = [cell.strip().strip('"') for cell in text.split(",")]
         if place == 0:
             if words != _COLUMNS:
                 raise ConfigError(f"{where}: the columns must be {','.join(_COLUMNS)}")

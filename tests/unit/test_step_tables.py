@@ -117,6 +117,8 @@ def test_a_run_of_steps_is_their_sum_and_is_found_again_by_its_time(
         (HEAD + ROWS + "verify,2,0,1\n", "is 'verify,2,0,1'; it must be prefill or decode, tokens"),
         ("batch,context,ms\n1,2,3\n", "line 1: the columns must be phase,tokens,context,ms"),
         ("", "it has no row of prefill"),
+        (HEAD + '"prefill\n",100,0,10\n' + ROWS, "line 3 is 'prefill'; it must be prefill or"),
+        (HEAD + f"prefill,{'9' * 200_000},0,10\n" + ROWS, "line 3: tokens and context must be"),
     ],
 )  # fmt: skip
 def test_a_table_that_is_not_whole_is_refused_in_one_sentence(
