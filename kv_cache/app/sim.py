@@ -20,7 +20,7 @@ from kv_cache.app.study_files import (
 from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.progress import SILENT, Progress
 from kv_cache.config.scenario import Scenario
-from kv_cache.config.scenario_trace import open_work
+from kv_cache.config.scenario_trace import Surveys, open_work
 from kv_cache.config.scenarios import (
     MOST_SEEDS,
     NEXT_IN_SESSION,
@@ -119,7 +119,7 @@ def _presets(name: str) -> str:
 
 def scenario_text(options: SimOptions) -> str:
     """Return every option of the scenario, without what varies, as YAML. Raises ConfigError."""
-    return print_config(Scenario() if options.scenario is None else _study(options).base)
+    return print_config(Scenario() if options.scenario is None else _study(options, {}).base)
 
 
 def sim(
@@ -134,8 +134,7 @@ def sim(
     before anything is simulated, and AssertionError if a law of the simulation is broken."""
     caught = stop or Interrupts()
     require_pure(options.pure)
-    study, files = _checked(options)
-    inputs = ScenarioInputs(study)
+    study, inputs, files = _checked(options)
     try:
         paths = {file.name: file.path for file in files}
         ended = run_all(study, inputs, paths, caught, progress)
@@ -148,8 +147,7 @@ def sim(
 
 def planned_sim(options: SimOptions) -> View:
     """Check a simulation and show what it would do. Raises UsageError."""
-    study, files = _checked(options)
-    inputs = ScenarioInputs(study)
+    study, inputs, files = _checked(options)
     return planned_study(
         [
             ("scenario", study.source),
@@ -169,15 +167,16 @@ def _runs_text(study: Scenarios, inputs: ScenarioInputs) -> str:
 # --- before anything runs --------------------------------------------------------------------
 
 
-def _checked(options: SimOptions) -> tuple[Scenarios, Sequence[StudyFile]]:
-    study = _study(options)
+def _checked(options: SimOptions) -> tuple[Scenarios, ScenarioInputs, Sequence[StudyFile]]:
+    surveys: Surveys = {}
+    study = _study(options, surveys)
     files = _files(options, study)
     check_files(files, {"the scenario": Path(study.source)})
-    return study, files
+    return study, ScenarioInputs(study, surveys=surveys), files
 
 
-def _study(options: SimOptions) -> Scenarios:
-    """Raises ConfigError."""
+def _study(options: SimOptions, surveys: Surveys) -> Scenarios:
+    """Raises ConfigError. What is read of traces comes into `surveys`."""
     if options.scenario is None:
         raise ConfigError(
             f"sim: no scenario is given; name a file, or one of {', '.join(scenario_names())}"
@@ -189,15 +188,16 @@ def _study(options: SimOptions) -> Scenarios:
         settings.append(f"seeds={options.seeds}")
     study = read_scenarios(Path(options.scenario), options.preset, settings)
     study.check()
-    return _known(study)
+    return _known(study, surveys)
 
 
-def _known(study: Scenarios) -> Scenarios:
+def _known(study: Scenarios, surveys: Surveys) -> Scenarios:
     """Return the study without a prefetch of next turns that its file has, where a trace that is
     set tells of none."""
     for variant in study.variants() if study.yields_next_turns else ():
         if variant.scenario.tiers.prefetch == NEXT_IN_SESSION:
-            work = open_work(overlaid(variant.scenario, {PREFETCH: "none"}, study.source))
+            without = overlaid(variant.scenario, {PREFETCH: "none"}, study.source)
+            work = open_work(without, surveys)
             if work is not None and not work.survey.follows:
                 return study.without_next_turns()
     return study

@@ -22,7 +22,7 @@ from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import Scenario
 from kv_cache.config.scenario_hardware import HardwareUsed, described, hardware_used
 from kv_cache.config.scenario_rules import block_sizes, check, instances_of
-from kv_cache.config.scenario_trace import TraceWork, open_work
+from kv_cache.config.scenario_trace import Surveys, TraceWork, open_work
 from kv_cache.config.scenarios import Scenarios, Variant
 from kv_cache.config.schema import to_mapping
 from kv_cache.config.step_table import StepTable, read_step_table
@@ -135,8 +135,11 @@ class ScenarioInputs:
     before anything is simulated. Raises UsageError if one cannot be read, or does not go with its
     scenario."""
 
-    def __init__(self, study: Scenarios, *, checked: bool = False) -> None:
-        """`checked`: in another process."""
+    def __init__(
+        self, study: Scenarios, *, surveys: Surveys | None = None, checked: bool = False
+    ) -> None:
+        """`surveys` were read already; `checked`: in another process."""
+        self._surveys: Surveys = {} if surveys is None else surveys
         self._works: dict[object, TraceWork | None] = {}
         self._files: dict[str, Profile | HardwareProfile] = {}
         self._tables: dict[str, StepTable] = {}
@@ -167,7 +170,7 @@ class ScenarioInputs:
             work.requests, scenario.model.block_tokens, scenario.tiers.prefetch,
         )  # fmt: skip
         if key not in self._works:
-            self._works[key] = open_work(scenario)
+            self._works[key] = open_work(scenario, self._surveys)
         return self._works[key]
 
     def requests(self, scenario: Scenario) -> int:

@@ -4,7 +4,7 @@ It must never let a trace through whose rows would mean something else in the cl
 where they were written.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -50,15 +50,20 @@ class TraceWork:
         return doubts(self.trace, self.survey)
 
 
-def open_work(
-    scenario: Scenario, progress: Callable[[int], None] | None = None
-) -> TraceWork | None:
+Surveys = dict[Trace, tuple[Trace, Survey]]
+"""What was read of traces."""
+
+
+def open_work(scenario: Scenario, surveys: Surveys | None = None) -> TraceWork | None:
     """The trace that the scenario asks by; None where it draws what is asked. All of it is read
-    once; `progress` is told the number of rows. Raises TraceError."""
+    once, if it is not among `surveys`, into which it comes. Raises TraceError."""
     work = scenario.workload
     if work.source != "trace" or work.trace is None:
         return None
-    trace, survey = read(_opened(work, work.trace), progress=progress)
+    known, file = {} if surveys is None else surveys, _opened(work, work.trace)
+    if file not in known:
+        known[file] = read(file)
+    trace, survey = known[file]
     require_usable(trace, survey, _WAY_OUT)
     if work.strict_trace:
         refuse_doubts(trace, survey)

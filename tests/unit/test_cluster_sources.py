@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kv_cache.config.lengths import build_lengths
 from kv_cache.config.scenario import LengthsSection, ModelSection, Scenario, WorkloadSection
-from kv_cache.config.scenario_trace import open_work
+from kv_cache.config.scenario_trace import Surveys, open_work
 from kv_cache.config.workload_sections import LawConfig
 from kv_cache.core.errors import TraceError
 from kv_cache.core.seed import Seed
@@ -607,3 +607,19 @@ def test_a_shipped_trace_is_found_by_its_name() -> None:
     of = scenario(512, source="trace", trace="datasets/mooncake_sample.jsonl", requests=5)
     assert Walk(of).numbers == [0, 1, 2, 3, 4]
     assert open_work(replace(of, workload=WorkloadSection())) is None
+
+
+def test_a_trace_is_read_once_whatever_else_scenarios_say(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_bytes((SAMPLES / "mooncake_sample.jsonl").read_bytes())
+    surveys: Surveys = {}
+    one = scenario(512, source="trace", trace=str(file), requests=5)
+    first = open_work(one, surveys)
+    other = replace(one, tiers=replace(one.tiers, prefetch="on-arrival"))
+    second = open_work(replace(other, workload=replace(one.workload, requests=9)), surveys)
+    assert first is not None
+    assert second is not None
+    assert first.survey is second.survey
+    skipping = replace(one, workload=replace(one.workload, skip_bad_rows=True))
+    assert open_work(skipping, surveys) is not None
+    assert len(surveys) == 2
