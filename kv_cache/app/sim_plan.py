@@ -31,7 +31,8 @@ class PlannedVariant(Struct, kw_only=True):
 
 def is_drawn(scenario: Scenario, trace: TraceWork | None) -> bool:
     """Return whether anything in a run depends on its seed: requests that are no trace's or begin
-    at drawn instants, a router that draws, links with jitter or a tail."""
+    at drawn instants, classes, errors of lengths, a router that draws, links with jitter or a
+    tail."""
     if trace is None:
         return True
     form, network = trace.trace.format, scenario.network
@@ -39,6 +40,8 @@ def is_drawn(scenario: Scenario, trace: TraceWork | None) -> bool:
     return (
         not (form.timed or (form.grouped and scenario.workload.concurrency))
         or _CHANCE in routers
+        or len(scenario.classes) > 1
+        or scenario.scheduler.length_error_cv > 0
         or network.jitter_cv > 0
         or (network.tail_probability > 0 and network.tail_multiplier > 1)
     )

@@ -71,6 +71,7 @@ from kv_cache.view.simulation_variants import (
     label,
     lead_chart,
     pivots,
+    sends,
     short_text,
 )
 
@@ -362,7 +363,7 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
 
 def _shown_with_transfer(variants: Sequence[SimVariant]) -> list[Measure]:
     """The time to the first decoded token, where state was sent to another instance."""
-    return [TTFT_WITH_TRANSFER[1]] if any(v.mean("transfer_ms.full.mean") for v in variants) else []
+    return [TTFT_WITH_TRANSFER[1]] if sends(variants) else []
 
 
 def _first_token(variants: Sequence[SimVariant]) -> list[Table]:
@@ -386,7 +387,7 @@ def _first_token(variants: Sequence[SimVariant]) -> list[Table]:
                 **_measured({name: Measure(path=path, label=name) for name, path in times.items()}),
             },
             title=title,
-            detail=not _shown_with_transfer(variants),
+            detail=not sends(variants),
             caption=caption,
         )
         for title, times, caption in (

@@ -20,6 +20,7 @@ from kv_cache.result.simulation.measures import (
     HIT_RATIO,
     JUDGED,
     TTFT,
+    TTFT_WITH_TRANSFER,
     Measure,
 )
 from kv_cache.view import units
@@ -276,12 +277,19 @@ def _points(places: Places, measure: Measure) -> Iterator[PlotPoint]:
             yield PlotPoint(x=place, y=row.mean, interval=row.interval)
 
 
+def sends(variants: Sequence[SimVariant]) -> bool:
+    """Whether state was sent to another instance to decode."""
+    return any(variant.mean("transfer_ms.full.mean") for variant in variants)
+
+
 # --- how far behind --------------------------------------------------------------------------
 
 
 def behind(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Table]:
-    """How far each variant is behind the best one, by the measure of the verdict, TTFT and hits."""
-    paths = dict.fromkeys((facts.verdict.by, TTFT[1].path, HIT_RATIO.path))
+    """How far each variant is behind the best one, by the measure of the verdict, TTFT (with the
+    transfer, where state was sent) and hits."""
+    ttft = TTFT_WITH_TRANSFER if sends(variants) else TTFT
+    paths = dict.fromkeys((facts.verdict.by, ttft[1].path, HIT_RATIO.path))
     some = {p: v for p in paths if (v := facts.verdict.measures.get(p)) is not None and v.leads}
     if not some:
         return []

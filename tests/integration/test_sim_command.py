@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kv_cache.app.sim_runs import ScenarioInputs
 from kv_cache.cli import main
 from kv_cache.config.scenario import ROUTERS
 from kv_cache.config.scenarios import read_scenarios, scenario_names
+from kv_cache.metrics.order import LEAST_SEEDS
 from kv_cache.sim.cluster.facts import facts
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.simulate import simulate
@@ -94,6 +96,20 @@ def test_every_shipped_scenario_runs_as_smoke(
             )
             assert found["blocks"]["hit"] <= found["blocks"]["looked_up"]
             assert found["checks"]["end"] >= 1
+    served = [each["runs"][0]["facts"] | {"tiers": None} for each in own["variants"]]
+    alike = ONE_CONTEXT if name == "context-length" else set()
+    for one, other in combinations(range(len(served)), 2):
+        assert served[one] != served[other] or (one, other) in alike
+
+
+ONE_CONTEXT = {(0, 2)}
+"""Variants that are served alike: contexts of 4K fit into HBM, whatever is below it."""
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_a_shipped_scenario_that_compares_has_the_seeds_for_a_verdict(name: str) -> None:
+    study = read_scenarios(Path(name), "full")
+    assert study.size == 1 or study.seeds >= LEAST_SEEDS
 
 
 def test_runs_that_would_be_the_same_run_once(
@@ -115,6 +131,26 @@ def test_runs_that_would_be_the_same_run_once(
     assert "3: 4 variants with 3 seeds each, of which others" in capsys.readouterr().out
     drawn = sim(capsys, "same.yaml", "--set", "router.kind=power-of-two")
     assert [len(variant["runs"]) for variant in drawn["variants"]] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        "classes: {chat: {priority: 1}, batch: {}}\nscheduler: {order: priority}\n",
+        "scheduler: {order: sjf, length_error_cv: 1}\n",
+    ],
+)
+def test_a_seed_that_draws_classes_or_expected_answers_is_another_run_of_a_trace(
+    drawn: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = real_trace("mooncake_conversation_6000.jsonl")
+    (here / "drawn.yaml").write_text(
+        f"workload: {{source: trace, trace: '{path}', requests: 60, arrival_scale: 9}}\n"
+        f"instances: {{gpu: {{count: 1, hbm_gib: 8}}}}\nseeds: 2\n{drawn}"
+    )
+    (variant,) = sim(capsys, "drawn.yaml")["variants"]
+    one, other = (run["facts"]["queue_ms"] for run in variant["runs"])
+    assert one != other
 
 
 @pytest.mark.parametrize("router", ROUTERS)

@@ -19,13 +19,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.queues import is_claimed, judged
 from kv_cache.config.scenario import Scenario
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.files.cluster_events import LINES, EventLog
 from kv_cache.files.cluster_tables import RUNS_MARK, ColumnsFile, runs_csv
 from kv_cache.metrics.histogram import RELATIVE_ERROR, bucket_of
+from kv_cache.metrics.intervals import interval_beside_mean
 from kv_cache.result.chain import check
+from kv_cache.result.metrics import ends
 from kv_cache.result.simulation.document import variant_row
 from kv_cache.result.simulation.facts import (
     RunFacts,
@@ -274,12 +277,29 @@ def test_a_trace_is_judged_by_its_stretches_and_not_by_its_one_number() -> None:
 
 
 def test_stretches_that_drift_are_too_few_to_tell_anything() -> None:
-    """Twenty values that climb are hardly more than one."""
-    base = [400.0 + 10 * n for n in range(20)]
-    apart = [2 * value for value in base]
-    found = with_values(base, apart, [3 * value for value in base], stretches=True)
+    """Differences that climb, and times that climb themselves."""
+    rng = random.Random(4)
+    base = [rng.uniform(3000, 9000) for _ in range(20)]
+    by_turns = [[x + each * n for n, x in enumerate(base)] for each in (0, 10, 20)]
+    found = with_values(*by_turns, stretches=True)
     assert found["best"] is None
     assert "too few of the 20 are independent; ask more of it" in found["message"]
+    climbing = [
+        [400.0 + 10 * n + rng.uniform(-9, 9) + each for n in range(20)] for each in range(3)
+    ]
+    found = with_values(*climbing, stretches=True)
+    assert found["best"] is None
+    assert "of variants 1, 2 and 3 it follows one swing along the trace" in found["message"]
+
+
+def test_equal_variants_of_which_more_is_asked_than_they_serve_are_not_told_apart() -> None:
+    """What finishes a second had one number, the end, in each stretch alike; waits of a queue that
+    only grows have the chance of its beginning in all of them."""
+    for seed in range(3):
+        found = judged(1.5, seed)
+        assert not [name for name, each in found.items() if is_claimed(each)]
+        assert found["rates.finished_per_s"]["leads"]
+        assert "it follows one swing along the trace" in found["ttft_ms.p50"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -316,8 +336,8 @@ def test_stretches_of_a_run_have_its_shares_and_rates_as_their_means() -> None:
     every = made.requests
     rng = random.Random(6)
     every.arrival_ns = array("q", sorted(rng.randrange(made.ended_ns) for _ in every.number))
-    made.began_ns, known = every.arrival_ns[0], stretch_values(made)
-    numbers = facts(made)
+    made.began_ns = every.arrival_ns[0]
+    known, numbers = stretch_values(made), facts(made)
     assert len(known["ttft_ms.p50"]) == 40
     assert len(known["ttft_ms.p95"]) == len(every.number) // 20
     assert "ttft_ms.p99" not in known
@@ -447,6 +467,15 @@ def test_a_warning_names_the_variants_that_it_is_of() -> None:
 )  # fmt: skip
 def test_an_interval_has_two_figures(low: float, high: float, shown: str) -> None:
     assert TTFT[0].with_reach({"mean": 10.0, "interval": {"low": low, "high": high}}) == shown
+
+
+def test_where_the_interval_says_nothing_of_the_mean_the_seeds_stand_there() -> None:
+    values = [0.01, 0.02, 7.077]  # of three seeds one met a queue
+    interval = interval_beside_mean(values)
+    assert interval is not None
+    assert interval.high > 800
+    row = {"values": values, "mean": fmean(values), "interval": ends(interval)}
+    assert TTFT[0].with_reach(row) == "2.369 (0.01 to 7.077)"
 
 
 def summary(made: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from kv_cache.result.simulation.measures import in_order
 class SeedNumber(Struct, frozen=True, kw_only=True):
     """A number over the seeds of a variant."""
 
+    values: list[Number | None]
     mean: Number | None
     interval: IntervalEnds | None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-from kv_cache.metrics.intervals import CONFIDENCE
+from kv_cache.metrics.intervals import CONFIDENCE, autocorrelation
 from kv_cache.metrics.order import LEAST_SEEDS, ComparedSides, Lead, compared, compulsory_share
 from kv_cache.result.metrics import HIGHER, Json
 from kv_cache.result.simulation.measures import (
@@ -33,6 +33,8 @@ MOST_LOST = 0.01
 """Of the requests of any variant: if more were rejected or aborted, latencies have no order."""
 SAME_HITS = 0.01
 """Of the blocks looked up: up to here variants load the same where nothing is computed."""
+MOST_ALIKE = 0.8
+"""The correlation of neighbouring stretches of a variant from which on times have no order."""
 SKEWED = 2.0
 """Times the mean: from here on the distribution of requests is worth a warning."""
 
@@ -191,6 +193,11 @@ def _ranked(measure: Measure, variants: Sequence[Json]) -> Finding:
         message = f"all variants have the same {measure.label}: {measure.with_reach(rows[0])}"
         return Finding(measure=measure, best=None, message=f"{message} {measure.unit}".rstrip())
     sign = 1.0 if measure.better == HIGHER else -1.0
+    if traced and measure is not HIT_RATIO and (why := _swinging(variants, pairs)):
+        return Finding(
+            measure=measure, best=None,
+            message=f"nobody can be called best by {measure.label}: {why}",
+        )  # fmt: skip
     count = min(map(len, pairs))
     sides = [[sign * value for value in values[:count]] for values in pairs]
     family = compared(sides, in_order=traced)
@@ -239,6 +246,21 @@ def _why_no_pairs(
     if len(parts) > 1 or len({len(values) for values in pairs}) > 1:
         return "the variants ask different parts of the trace"
     return None
+
+
+def _swinging(variants: Sequence[Json], pairs: Sequence[Sequence[float]]) -> str | None:
+    """Return why stretches are no sample, where those of a variant follow one slow swing, as where
+    a queue grows for most of a trace: what it is like there has chance in it that is hardly seen
+    from one stretch to the next. Held to queues of known order by benchmarks/queues.py."""
+    alike = [autocorrelation(values) + 1 / len(values) for values in pairs]
+    numbers = [v["variant"] for v, r in zip(variants, alike, strict=True) if r >= MOST_ALIKE]
+    if not numbers:
+        return None
+    return (
+        f"of {_list(numbers)} it follows one swing along the trace (neighbouring stretches "
+        f"correlate by {max(alike):.2f}, and below {MOST_ALIKE:g} is needed), as where requests "
+        "queue up; ask less at a time (workload.arrival_scale below 1), or a longer trace"
+    )
 
 
 _ROWS = ("requests", "warmup_requests", "include_failed_rows", "skip_bad_rows", "trace_format")

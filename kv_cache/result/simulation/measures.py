@@ -25,13 +25,18 @@ class Measure(Struct, frozen=True, kw_only=True):
         return figures(None if value is None else value * self.scale)
 
     def with_reach(self, row: Json | None) -> str:
-        """Return a mean with half of its interval: `12.3±0.4`, but for one of less than 0.1 %."""
+        """Return a mean with half of its interval: `12.3±0.4`, but for one of less than 0.1 %. Of
+        one that is wider than the mean, which says nothing of it, what the seeds had stands there:
+        `2.4 (0.01 to 7)`."""
         if row is None or row["mean"] is None:
             return MISSING
-        reach = reach_of(row)
+        mean, reach = self.shown(row["mean"]), reach_of(row)
         if reach is None or reach <= _LEAST_REACH * abs(row["mean"]):
-            return self.shown(row["mean"])
-        return f"{self.shown(row['mean'])}±{figures(float(f'{reach * self.scale:.2g}'))}"
+            return mean
+        if reach > abs(row["mean"]):
+            low, high = self.shown(min(row["values"])), self.shown(max(row["values"]))
+            return mean if low == high else f"{mean} ({low} to {high})"
+        return f"{mean}±{figures(float(f'{reach * self.scale:.2g}'))}"
 
     def lead(self, lead: Lead) -> str:
         """Return a difference with half of its interval and its unit: `242±10 ms`."""

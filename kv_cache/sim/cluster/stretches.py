@@ -1,10 +1,11 @@
 """What each stretch of a run's requests found: the same ranges of request numbers in every variant,
 so that variants can be compared on one trace, of which all seeds are one run.
 
-Shares and rates are of sums, and a stretch contributes to them by what it has beyond its part of
-both (the linear part of a ratio's error: Cochran, Sampling Techniques, 1977, 6.3), so that the mean
-of all stretches is the run's. Percentiles are those of the stretch, and of times between tokens
-those that ended while its requests arrived.
+Shares are of sums, and a stretch contributes to them by what it has beyond its part of both (the
+linear part of a ratio's error: Cochran, Sampling Techniques, 1977, 6.3), so that the mean of all
+stretches is the run's. Percentiles are those of the stretch, and of times between tokens those that
+ended while its requests arrived. Rates are of as many equal parts of the window: where more is
+asked than served, how long the rest takes is one number, and no sample of many.
 """
 
 from collections.abc import Iterator
@@ -88,22 +89,30 @@ def _ratios(outcome: ClusterOutcome) -> Iterator[tuple[str, Numbers]]:
     if not count:
         return
     every, block = outcome.requests, outcome.scenario.model.block_tokens
+    good, window_ns = _good(outcome), outcome.ended_ns - outcome.began_ns
 
     def sums(weights: Numbers | Ints) -> Numbers:
         return np.bincount(stretches, weights=weights, minlength=count).astype(np.float64)
 
-    finished = sums(np.ones(len(stretches)))
-    seconds = _seconds(outcome, count, stretches)
     places = np.arange(every.measured_arrived) * count // every.measured_arrived
     arrived = np.bincount(places, minlength=count).astype(np.float64)
-    yield "rates.finished_per_s", _parts(finished, seconds)
-    yield "rates.output_tokens_per_s", _parts(sums(_ints(every.output_tokens)), seconds)
     looked_up = sums(_ints(every.prompt_tokens) // block)
     yield "blocks.hit_ratio", _parts(sums(_ints(every.hit_tokens) // block), looked_up)
-    good = _good(outcome)
     if good is not None:
-        yield "goodput.per_s", _parts(sums(good), seconds)
         yield "goodput.share", _parts(sums(good), arrived)
+    if window_ns <= 0:
+        return
+    ends = _ints(every.arrival_ns) + _ints(every.e2e_ns) - outcome.began_ns
+    parts = np.minimum(ends // -(-window_ns // count), count - 1)
+
+    def per_s(weights: Numbers | Ints) -> Numbers:
+        each = np.bincount(parts, weights=weights, minlength=count)
+        return np.asarray(each * (count / window_ns * NS_PER_S))
+
+    yield "rates.finished_per_s", per_s(np.ones(len(parts)))
+    yield "rates.output_tokens_per_s", per_s(_ints(every.output_tokens))
+    if good is not None:
+        yield "goodput.per_s", per_s(good)
 
 
 def _parts(numerators: Numbers, denominators: Numbers) -> Numbers:
@@ -112,15 +121,6 @@ def _parts(numerators: Numbers, denominators: Numbers) -> Numbers:
         return np.full(len(numerators), np.nan)
     ratio = numerators.sum() / denominators.sum()
     return np.asarray(ratio + (numerators - ratio * denominators) / denominators.mean())
-
-
-def _seconds(outcome: ClusterOutcome, count: int, stretches: Ints) -> Numbers:
-    """Return the seconds from the first arrival of each stretch to that of the next, or to the end
-    of the run."""
-    begins = np.full(count, outcome.ended_ns, np.int64)
-    np.minimum.at(begins, stretches, _ints(outcome.requests.arrival_ns))
-    ends = np.append(begins[1:], outcome.ended_ns)
-    return np.asarray((ends - begins) / NS_PER_S)
 
 
 def _good(outcome: ClusterOutcome) -> Numbers | None:
