@@ -36,7 +36,10 @@ MARK = f'{{\n  "{SECTION}": {{\n    "schema": "kv-cache-sweep/'
 
 UNFINISHED = "unfinished"  # the verdict of a cell that was not run to its end
 
-_NUMBERS = ("unit", "better", "values", "mean", "median", "interval", "coefficient_of_variation")
+_NUMBERS = (
+    *("unit", "better", "values", "mean", "median", "interval", "coefficient_of_variation"),
+    "at_least",
+)
 """What is told of a metric of a cell, in this order."""
 
 
@@ -73,12 +76,13 @@ def run_row(
         "place": place_of(section) if section else None,
         **precision_part(section),
         "metrics": {name: m.value(section) for name, m in METRICS.items()} if finished else {},
+        "at_least": [n for n, m in METRICS.items() if finished and m.at_least(section)],
     }
 
 
 def cell_row(number: int, name: str, values: Json, runs: Sequence[Json]) -> dict[str, Any]:
     """A cell with what its runs have in common. Only finished runs give numbers."""
-    counted = [run["metrics"] for run in runs if run["status"] == FINISHED]
+    counted = [run for run in runs if run["status"] == FINISHED]
     return {
         "cell": number,
         "name": name,
@@ -103,8 +107,9 @@ def _verdict(runs: Sequence[Json]) -> str:
 
 
 def _numbers(name: str, counted: Sequence[Json]) -> dict[str, Any] | None:
-    numbers = over_runs(METRICS[name], [metrics[name] for metrics in counted])
-    return None if numbers is None else {part: numbers[part] for part in _NUMBERS}
+    values = [run["metrics"][name] for run in counted]
+    numbers = over_runs(METRICS[name], values, any(name in run["at_least"] for run in counted))
+    return numbers and {part: numbers[part] for part in _NUMBERS if part in numbers}
 
 
 # --- cells against each other ----------------------------------------------------------------
@@ -131,7 +136,10 @@ def against(cell: Json, base: Json, turns: int | None) -> dict[str, Any]:
 
 
 def _logs(name: str, cell: Json) -> dict[int, float]:
-    """Return the logarithm of a metric by run; without those that have none above 0."""
+    """Return the logarithm of a metric by run; without those that have none above 0. Nothing where
+    a run's is a lower bound: without it, those that are left are the better ones."""
+    if any(name in run["at_least"] for run in cell["runs"]):
+        return {}
     values = {int(run["trial"]): run["metrics"].get(name) for run in cell["runs"]}
     return {trial: log(value) for trial, value in values.items() if value and value > 0}
 
@@ -271,9 +279,14 @@ def sweep_csv(document: Json) -> bytes:
 
 def _columns(cell: Json, name: str) -> list[float | None]:
     return [
-        *_with_ends(cell["metrics"].get(name, {}), "mean"),
+        *_with_ends(_exact(cell["metrics"].get(name, {})), "mean"),
         *_with_ends(cell["against_first"].get(name, {}), "ratio"),
     ]
+
+
+def _exact(row: Json) -> Json:
+    """Return a number, or nothing in the place of a lower bound, which a table cannot mark."""
+    return {} if row.get("at_least") else row
 
 
 def _with_ends(row: Json, name: str) -> tuple[float | None, float | None, float | None]:

@@ -38,14 +38,17 @@ def brief_of_trials(
 ) -> dict[str, Any]:
     """Return the summary of several trials, with that of each."""
     section = document["kv_cache"]
-    names = ("unit", "better", "median", "mean", "interval", "coefficient_of_variation", "values")
+    names = (
+        *("unit", "better", "median", "mean", "interval", "coefficient_of_variation", "values"),
+        "at_least",
+    )
     same = ("planned", "finished", "confidence", "headline", "variance")
     return {
         "schema": TRIALS_SCHEMA,
         **_verdict(section["passport"]),
         **{name: section[name] for name in same},
         "metrics": {
-            metric: {name: numbers[name] for name in names}
+            metric: {name: numbers[name] for name in names if name in numbers}
             for metric, numbers in section["metrics"].items()
         },
         "trials": list(runs),
@@ -111,9 +114,13 @@ def _metrics(section: Json) -> dict[str, Any]:
     """Return every metric that the run has; none if it only wrote a trace of its operations."""
     if section["config"]["output"]["io_trace_log"] is not None:
         return {}
-    values = {name: metric.value(section) for name, metric in METRICS.items()}
     return {
-        name: {"value": value, "unit": METRICS[name].unit, "better": METRICS[name].better}
-        for name, value in values.items()
-        if value is not None
+        name: {
+            "value": value,
+            "unit": metric.unit,
+            "better": metric.better,
+            **({"at_least": True} if metric.at_least(section) else {}),
+        }
+        for name, metric in METRICS.items()
+        if (value := metric.value(section)) is not None
     }

@@ -266,9 +266,10 @@ def _facts(section: Json) -> Iterator[tuple[tuple[str, str], Any]]:
 
 class Sampled(Struct, frozen=True, kw_only=True):
     """One metric of one input. `samples` are what its spread is known from: the trials' values, or
-    the batches'; `why_none` is the reason if there are none."""
+    the batches'; `why_none` is the reason if there are none. A lower bound has neither."""
 
     value: float
+    at_least: bool = False
     samples: tuple[float, ...] = ()
     why_none: str | None = None
 
@@ -291,6 +292,8 @@ def _of_trials(result: Input, metric: Metric, base: Input) -> Sampled | None:
     if not known:
         return None
     value = exp(fmean(map(log, known))) if min(known) > 0 else fmean(known)
+    if value_at(row, "at_least"):
+        return Sampled(value=value, at_least=True)
     if len(known) != result.trials:
         return Sampled(value=value, why_none="not every trial has it")
     if min(known) <= 0:
@@ -304,6 +307,8 @@ def _of_run(result: Input, metric: Metric) -> Sampled | None:
     value = metric.value(result.section)
     if value is None:
         return None
+    if metric.at_least(result.section):
+        return Sampled(value=value, at_least=True)
     if result.ranks is not None:
         return Sampled(value=value, why_none=_NO_REPLICATES)
     if metric.batch is None:
@@ -323,6 +328,7 @@ def _of_run(result: Input, metric: Metric) -> Sampled | None:
 _NO_REPLICATES = (
     "ranks are parts of one run and no repetitions of it, and windows of several are not merged"
 )
+_LOWER_BOUND = "on one side it is a lower bound, as what had not ended would add to it"
 _TOO_WIDE = "its spread is too large for any"
 
 
@@ -375,12 +381,14 @@ def batches(section: Json) -> list[list[Json]] | str:
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One metric of one result against the baseline's. `ratio` is result / baseline."""
+    """One metric of one result against the baseline's. `ratio` is result / baseline, None where one
+    of them is a lower bound (`at_least`: of the baseline's value, and of the result's)."""
 
     metric: Metric
     label: str
     baseline: float | None
     value: float | None
+    at_least: tuple[bool, bool]
     ratio: float | None
     interval: Interval | None
     why_none: str | None
@@ -430,6 +438,8 @@ class _Pair:
 
     @property
     def why_none(self) -> str | None:
+        if any(self.at_least):
+            return _LOWER_BOUND
         for side in (self._a, self._b):
             if side is None:
                 return "only one of the two has it"
@@ -440,7 +450,14 @@ class _Pair:
     @property
     def ratio(self) -> float | None:
         a, b = self._a, self._b
-        return None if a is None or b is None or a.value <= 0 else b.value / a.value
+        if a is None or b is None or any(self.at_least) or a.value <= 0:
+            return None
+        return b.value / a.value
+
+    @property
+    def at_least(self) -> tuple[bool, bool]:
+        a, b = self._a, self._b
+        return a is not None and a.at_least, b is not None and b.at_least
 
     def interval(self, confidence: float) -> Interval | None:
         a, b = self._a, self._b
@@ -472,6 +489,7 @@ class _Pair:
             label=self.label,
             baseline=None if self._a is None else self._a.value,
             value=None if self._b is None else self._b.value,
+            at_least=self.at_least,
             ratio=self.ratio,
             interval=interval,
             why_none=self.why_none or (_TOO_WIDE if interval is None else None),
@@ -603,6 +621,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "better": row.metric.better,
         "baseline_value": row.baseline,
         "value": row.value,
+        "at_least": dict(zip(("baseline_value", "value"), row.at_least, strict=True)),
         "ratio": row.ratio,
         "interval": None if row.interval is None else row.interval._asdict(),
         "why_no_interval": row.why_none,

@@ -48,20 +48,20 @@ class Metric(Struct, frozen=True, kw_only=True):
     resolution: float = 0.0
     path: str | None = None  # of a percentile, beside which a section lists its lower bounds
 
-    def shown_in(self, section: Json) -> str:
-        """Return a section's value as `shown` does, marked if it is a lower bound."""
+    def at_least(self, section: Json) -> bool:
+        """Return whether a section's value is a lower bound."""
         where, _, percentile = (self.path or "").rpartition(".")
-        bounds = list_at(section, f"{where}.at_least")
-        return f"{AT_LEAST if percentile in bounds else ''}{self.shown(self.value(section))}"
+        return percentile in list_at(section, f"{where}.at_least")
 
     def mean(self, values: Sequence[float]) -> float:
         """Return the mean of several runs: the geometric mean, as `compare` takes it; of shares the
         arithmetic one."""
         return geometric_mean(values) if self.most == inf else fmean(values)
 
-    def shown(self, value: float | None) -> str:
-        """Return a value in the unit for people."""
-        return figures(None if value is None else value / self.scale)
+    def shown(self, value: float | None, at_least: bool = False) -> str:
+        """Return a value in the unit for people, marked if it is a lower bound."""
+        text = figures(None if value is None else value / self.scale)
+        return f"{AT_LEAST}{text}" if at_least else text
 
 
 # --- what is looked at -----------------------------------------------------------------------
@@ -85,9 +85,11 @@ def spread(
     }
 
 
-def over_runs(metric: Metric, values: Sequence[float | None]) -> dict[str, Any] | None:
+def over_runs(
+    metric: Metric, values: Sequence[float | None], at_least: bool
+) -> dict[str, Any] | None:
     """Return a metric of several runs, None if no run has it. One that lacks it has null among the
-    values."""
+    values. Where one is `at_least` its value, so are median and mean, and have no interval."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -96,7 +98,11 @@ def over_runs(metric: Metric, values: Sequence[float | None]) -> dict[str, Any] 
         "better": metric.better,
         **spread(known, metric.mean, metric.most),
         "values": list(values),
+        **({**_UNKNOWN_SPREAD, "at_least": True} if at_least else {}),
     }
+
+
+_UNKNOWN_SPREAD = {"interval": None, "coefficient_of_variation": None}
 
 
 def ends(interval: Interval | None) -> dict[str, float] | None:

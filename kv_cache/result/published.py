@@ -402,7 +402,8 @@ class SharedTime(Struct, frozen=True, kw_only=True):
 
 
 class PublishedRank(Struct, frozen=True, kw_only=True):
-    """One rank with its numbers by their names among the metrics; `result` is its own document."""
+    """One rank with its numbers by their names among the metrics, of which some are lower bounds;
+    `result` is its own document."""
 
     rank: Count
     host: str | None = None
@@ -412,6 +413,7 @@ class PublishedRank(Struct, frozen=True, kw_only=True):
     lost: str | None = None
     reasons: list[str] = []
     figures: dict[str, Number | None] | None = None
+    at_least: list[str] = []
     seed: int | None = None
     window_s: Number | None = None
     fingerprint: str | None = None

@@ -24,6 +24,7 @@ class CellNumbers(Struct, frozen=True, kw_only=True):
 
     mean: Number
     interval: IntervalEnds | None
+    at_least: bool = False
 
 
 class SweepRun(Struct, frozen=True, kw_only=True):

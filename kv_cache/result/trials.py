@@ -73,6 +73,7 @@ class TrialNumbers(Struct, frozen=True, kw_only=True):
     mean: Number
     interval: IntervalEnds | None
     coefficient_of_variation: Number | None
+    at_least: bool = False
 
 
 class TrialVariance(Struct, frozen=True, kw_only=True):
@@ -170,7 +171,11 @@ def aggregate(
     metrics = {
         name: numbers
         for name, metric in METRICS.items()
-        if (numbers := over_runs(metric, [metric.value(section) for section in counted]))
+        if (
+            numbers := over_runs(
+                metric, list(map(metric.value, counted)), any(map(metric.at_least, counted))
+            )
+        )
     }
     headline = _headline(metrics, len(counted))
     places = [place_of(section) for section in sections]

@@ -24,9 +24,10 @@ from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import PublishedRun
 from kv_cache.view import series, units
 from kv_cache.view.identity import doubts, drive_texts, headline_text, identity_facts
-from kv_cache.view.latency import percentile_figure
+from kv_cache.view.latency import bounded, percentile_figure
 from kv_cache.view.moves import side_times
 from kv_cache.view.parts import (
+    Cell,
     Figure,
     Part,
     Remarks,
@@ -150,8 +151,8 @@ def _numbers(inputs: Sequence[Input], comparison: Comparison | None) -> Iterator
     yield ViewSection(title="How sure", parts=[Remarks(texts=[_how_sure(comparison)])])
 
 
-def _in_unit(metric: Metric, value: float | None) -> float | None:
-    return None if value is None else value / metric.scale
+def _in_unit(metric: Metric, value: float | None, at_least: bool) -> Cell:
+    return bounded(metric, value, True) if at_least else value and value / metric.scale
 
 
 def _label(metric: Metric) -> str:
@@ -164,8 +165,12 @@ def _ratios(base: Input, other: Input, rows: Sequence[Row]) -> Table:
         {
             ShownColumn("metric"): lambda row: _label(row.metric),
             ShownColumn(f"{other.label} is", status=True): _word,
-            ShownColumn(base.label, units.COUNT): lambda row: _in_unit(row.metric, row.baseline),
-            ShownColumn(other.label, units.COUNT): lambda row: _in_unit(row.metric, row.value),
+            ShownColumn(base.label, units.COUNT): lambda row: _in_unit(
+                row.metric, row.baseline, row.at_least[0]
+            ),
+            ShownColumn(other.label, units.COUNT): lambda row: _in_unit(
+                row.metric, row.value, row.at_least[1]
+            ),
             ShownColumn(f"{other.label}/{base.label}", units.COUNT): lambda row: row.ratio,
             ShownColumn("from", units.COUNT): lambda row: row.interval and row.interval.low,
             ShownColumn("to", units.COUNT): lambda row: row.interval and row.interval.high,
@@ -210,20 +215,20 @@ def _side_by_side(inputs: Sequence[Input]) -> Table:
     return Table(
         columns=[ShownColumn("metric"), *(ShownColumn(each.label, units.COUNT) for each in inputs)],
         rows=[
-            [_label(metric), *(_in_unit(metric, value) for value in values)]
+            [_label(metric), *(_in_unit(metric, *value) for value in values)]
             for metric, values in rows
-            if any(value is not None for value in values)
+            if any(value is not None for value, _ in values)
         ],
     )
 
 
-def _value(each: Input, metric: Metric) -> float | None:
-    """Of trials the median."""
+def _value(each: Input, metric: Metric) -> tuple[float | None, bool]:
+    """A value, of trials the median, and whether it is a lower bound."""
     if each.trials is None:
-        return metric.value(each.section)
+        return metric.value(each.section), metric.at_least(each.section)
     rows = value_at(each.section, "metrics")
     row = rows.get(metric.name) if isinstance(rows, dict) else None
-    return number_at(row, "median") if isinstance(row, dict) else None
+    return number_at(row, "median"), bool(value_at(row, "at_least"))
 
 
 # --- what else differs -----------------------------------------------------------------------

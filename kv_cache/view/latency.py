@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from kv_cache.core.format import figures
 from kv_cache.core.units import AT_LEAST
 from kv_cache.metrics.histogram import Histogram, supported
+from kv_cache.result.metrics import Metric
 from kv_cache.result.published import Percentiles
 from kv_cache.view import units
 from kv_cache.view.parts import Cell, Figure, Line, Row, Scale, ShownColumn, Table
@@ -26,13 +27,14 @@ def percentile_figure(title: str, curves: Sequence[Curve], caption: str = "") ->
     some = [(name, histogram) for name, histogram in curves if histogram.count]
     if not some:
         return None
-    ends = any(not supported(histogram.count, NAMED[-1]) for _, histogram in some)
-    note = "A line ends where there are too few values to know more." if ends else ""
+    lines = [_line(name, histogram) for name, histogram in some]
+    part = any(len(line.points) < len(_PERCENTS) for line in lines)
+    note = "A line leaves out what too few values show, and lower bounds." if part else ""
     return Figure(
         title=title,
         x=PERCENTILE_AXIS,
         y=ShownColumn("time", units.MS_OF_NS),
-        lines=[_line(name, histogram) for name, histogram in some],
+        lines=lines,
         scale=Scale.PERCENTILE,
         log_y=True,
         caption=" ".join(text for text in (caption, note) if text),
@@ -42,8 +44,10 @@ def percentile_figure(title: str, curves: Sequence[Curve], caption: str = "") ->
 
 
 def _line(name: str, histogram: Histogram) -> Line:
-    """As far as enough values lie beyond."""
-    return Line.through(name, zip(_PERCENTS, histogram.percentiles(_PERCENTS), strict=True))
+    """What enough values lie beyond, and is no lower bound."""
+    known = [percent for percent in _PERCENTS if supported(histogram.count, percent)]
+    bounds = zip(known, histogram.bounds(known) if known else [], strict=True)
+    return Line.through(name, ((p, None if b.at_least else b.value) for p, b in bounds))
 
 
 def _numbers(title: str, curves: Sequence[Curve]) -> Table:
@@ -79,6 +83,11 @@ def percentile_cell(latency: Percentiles, name: str) -> Cell:
 def ms_text(latency: Percentiles, name: str) -> str:
     """The same as a text."""
     return ShownColumn(name, units.MS).text(percentile_cell(latency, name))
+
+
+def bounded(metric: Metric, value: float | None, at_least: bool) -> Cell:
+    """A metric's value in its stored unit, a text in that for people where it is a lower bound."""
+    return metric.shown(value, at_least) if at_least else value
 
 
 def percentile_cells(histogram: Histogram, percents: Sequence[float]) -> list[Cell]:

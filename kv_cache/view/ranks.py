@@ -18,8 +18,10 @@ from kv_cache.result.run import SECTION
 from kv_cache.view import series, units
 from kv_cache.view.counts import counted_facts
 from kv_cache.view.identity import doubts, identity_facts, origin_texts
+from kv_cache.view.latency import bounded
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
+    Cell,
     FactList,
     Figure,
     KeyNumber,
@@ -167,8 +169,8 @@ def _rank_parts(run: PublishedRun) -> list[Part]:
     return present(numbers, Remarks(texts=reasons), seeds)
 
 
-def _number(row: PublishedRank, name: str) -> float | None:
-    return (row.figures or {}).get(name)
+def _number(row: PublishedRank, name: str) -> Cell:
+    return bounded(METRICS[name], (row.figures or {}).get(name), name in row.at_least)
 
 
 def _reasons(row: PublishedRank) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import Qos
-from kv_cache.core.units import AT_LEAST
 from kv_cache.metrics.ceiling import ceiling_sentence
 from kv_cache.metrics.evidence import Evidence
 from kv_cache.metrics.rules.readings import on_objects
@@ -28,7 +27,12 @@ from kv_cache.view.identity import (
     origin_texts,
     slos_set_by_user,
 )
-from kv_cache.view.latency import percentile_cell, percentile_columns, percentile_figure
+from kv_cache.view.latency import (
+    bounded,
+    percentile_cell,
+    percentile_columns,
+    percentile_figure,
+)
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.moves import moves_parts, tier_latencies
 from kv_cache.view.parts import (
@@ -176,18 +180,14 @@ def key_numbers(run: PublishedRun, section: Json) -> KeyNumbers:
     numbers = [
         KeyNumber(
             column=metric_column(METRICS[name]),
-            value=_bounded(name, section),
+            value=bounded(
+                METRICS[name], METRICS[name].value(section), METRICS[name].at_least(section)
+            ),
             note=_amount(run, name),
         )
         for name in CARDS
     ]
     return KeyNumbers(numbers=[*numbers, *_kept(run, section)])
-
-
-def _bounded(name: str, section: Json) -> Cell:
-    """The metric's value, as a text if it is a lower bound."""
-    text = METRICS[name].shown_in(section)
-    return text if text.startswith(AT_LEAST) else METRICS[name].value(section)
 
 
 def metric_column(metric: Metric) -> ShownColumn:

@@ -4,13 +4,14 @@ values, and every cell in a line."""
 from collections.abc import Iterator, Sequence
 
 from kv_cache.metrics.order import LEAST_SEEDS
-from kv_cache.result.metrics import Json
+from kv_cache.result.metrics import METRICS, Json
 from kv_cache.result.paths import as_number
 from kv_cache.result.run import converted
 from kv_cache.result.sweep import FINISHED, INTERRUPTED, PLANNED, SweepCell, SweepFacts, rule_of
 from kv_cache.result.trials import RunPrecision
 from kv_cache.view import units
 from kv_cache.view.identity import moved_thresholds
+from kv_cache.view.latency import bounded
 from kv_cache.view.parts import (
     Cell,
     FactList,
@@ -69,7 +70,7 @@ def _sections(sweep: SweepFacts) -> Iterator[ViewSection]:
     shown = [name for name in COLUMNS if any(name in cell.metrics for cell in sweep.cells)]
     axis = _axis(sweep)
     figures = [] if axis is None else [_figure(sweep.cells, axis, name) for name in shown]
-    yield ViewSection(title="Pictures", parts=figures)
+    yield ViewSection(title="Pictures", parts=present(*figures))
     yield ViewSection(title="Cells", parts=[_table(sweep, shown)])
     failed = [text for cell in sweep.cells for text in _failures(cell)]
     remarks = [*sweep.notes, *failed]
@@ -197,7 +198,7 @@ def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
         [
             str(cell.cell),
             *(_plain(cell.values[path]) for path in sweep.varied),
-            *(cell.metrics[name].mean if name in cell.metrics else None for name in shown),
+            *(_number_of(cell, name) for name in shown),
             *([_sure(cell)] if with_until else []),
             _verdict(cell),
         ]
@@ -221,6 +222,13 @@ def _table(sweep: SweepFacts, shown: Sequence[str]) -> Table:
         marked=marked,
         caption=_BEST if marked else "",
     )
+
+
+def _number_of(cell: SweepCell, name: str) -> Cell:
+    numbers = cell.metrics.get(name)
+    if numbers is None:
+        return None
+    return bounded(METRICS[name], numbers.mean, numbers.at_least)
 
 
 def _last_words(paths: Sequence[str]) -> list[str]:
@@ -262,15 +270,18 @@ def _number(cell: SweepCell, path: str) -> float | None:
     return as_number(cell.values.get(path))
 
 
-def _figure(cells: Sequence[SweepCell], axis: str, name: str) -> Figure:
+def _figure(cells: Sequence[SweepCell], axis: str, name: str) -> Figure | None:
+    """A metric over an option; None where no cell has more than a lower bound."""
     lines: dict[str, list[PlotPoint]] = {}
     for cell in cells:
         numbers = cell.metrics.get(name)
-        if numbers is None:
+        if numbers is None or numbers.at_least:
             continue
         x = _number(cell, axis) or 0.0
         point = PlotPoint(x=x, y=numbers.mean, interval=numbers.interval)
         lines.setdefault(_others(cell, axis), []).append(point)
+    if not lines:
+        return None
     return Figure(
         title=COLUMNS[name].title.capitalize(),
         x=ShownColumn(axis, units.COUNT),

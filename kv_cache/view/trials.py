@@ -10,8 +10,10 @@ from kv_cache.result.run import converted
 from kv_cache.result.trials import RunPrecision, TrialFacts, TrialNumbers, TrialRow
 from kv_cache.view import units
 from kv_cache.view.identity import doubts, identity_facts, origin_texts
+from kv_cache.view.latency import bounded
 from kv_cache.view.machine import machine_sections
 from kv_cache.view.parts import (
+    Cell,
     FactList,
     IntervalChart,
     IntervalRow,
@@ -111,10 +113,11 @@ def _sections(facts: TrialFacts, section: Json) -> Iterator[ViewSection]:
 
 
 def _key_number(name: str, numbers: TrialNumbers) -> KeyNumber:
-    spread = numbers.coefficient_of_variation
-    cv = units.PERCENT.measured(spread)
+    metric, spread = METRICS[name], numbers.coefficient_of_variation
     return KeyNumber(
-        column=metric_column(METRICS[name]), value=numbers.median, note=f"median; CV {cv}"
+        column=metric_column(metric),
+        value=bounded(metric, numbers.median, numbers.at_least),
+        note=f"median; CV {units.PERCENT.measured(spread)}",
     )
 
 
@@ -122,7 +125,11 @@ def _agreement(shown: Mapping[str, TrialNumbers]) -> IntervalChart:
     """Each trial's difference from the median, of metrics that have one above 0."""
     return IntervalChart(
         axis="difference from the median",
-        rows=[_row(name, numbers) for name, numbers in shown.items() if numbers.median > 0],
+        rows=[
+            _row(name, numbers)
+            for name, numbers in shown.items()
+            if numbers.median > 0 and not numbers.at_least
+        ],
         caption="Dots: trials. Bar: the 95 % interval of their mean.",
     )
 
@@ -159,13 +166,17 @@ def _numbers(metrics: Mapping[str, TrialNumbers]) -> Table:
         [(METRICS[name], metrics[name]) for name in METRICS if name in metrics],
         {
             ShownColumn("metric"): lambda each: f"{each[0].label}, {each[0].shown_unit}",
-            ShownColumn("median", units.COUNT): lambda each: each[1].median / each[0].scale,
-            ShownColumn("mean", units.COUNT): lambda each: each[1].mean / each[0].scale,
+            ShownColumn("median", units.COUNT): lambda each: _number(*each, each[1].median),
+            ShownColumn("mean", units.COUNT): lambda each: _number(*each, each[1].mean),
             **interval_columns(units.COUNT, lambda each: _scaled(each[1].interval, each[0])),
             ShownColumn("CV", units.PERCENT): lambda each: each[1].coefficient_of_variation,
         },
         caption="From and to: the 95 % interval of the mean.",
     )
+
+
+def _number(metric: Metric, numbers: TrialNumbers, value: float) -> Cell:
+    return bounded(metric, value, True) if numbers.at_least else value / metric.scale
 
 
 def _scaled(ends: IntervalEnds | None, metric: Metric) -> IntervalEnds | None:

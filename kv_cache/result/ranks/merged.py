@@ -316,10 +316,12 @@ def _environment(counted: Sequence[Part]) -> dict[str, Any]:
 
 def _row(part: Part) -> dict[str, Any]:
     """Return one rank, with its result as it came."""
-    figures = {}
+    figures, at_least = {}, []
     if part.run is not None and part.run.config.output.io_trace_log is None:
-        values = {name: metric.value(part.document[SECTION]) for name, metric in METRICS.items()}
+        section = part.document[SECTION]
+        values = {name: metric.value(section) for name, metric in METRICS.items()}
         figures = {name: value for name, value in values.items() if value is not None}
+        at_least = [name for name, metric in METRICS.items() if metric.at_least(section)]
     reasons = part.value_at("passport.reasons") if part.counted else None
     return {
         "rank": part.rank,
@@ -336,6 +338,7 @@ def _row(part: Part) -> dict[str, Any]:
         "begin_ns": part.begin_ns,
         "end_ns": part.end_ns,
         "figures": figures,
+        "at_least": at_least,
         "fingerprint": fingerprint(part.document) if isinstance(part.document, Mapping) else None,
         "result": part.document,
     }
