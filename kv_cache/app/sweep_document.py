@@ -24,7 +24,15 @@ from kv_cache.metrics.passport import VALID, Status
 from kv_cache.metrics.turns import LEAST_TURNS, difference_in_turns
 from kv_cache.result.chain import fingerprint, seal
 from kv_cache.result.metrics import HIGHER, METRICS, Json, over_runs
-from kv_cache.result.sweep import FAILED, FINISHED, INTERRUPTED, PLANNED, SCHEMA, rule_of
+from kv_cache.result.sweep import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    PLANNED,
+    SCHEMA,
+    only_modelled,
+    rule_of,
+)
 from kv_cache.result.trials import place_of, precision_part
 from kv_cache.result.verdicts import worst
 from kv_cache.view.sweep import sweep_view
@@ -164,8 +172,10 @@ def _exp(interval: Interval) -> Interval:
 def best(cells: Sequence[Json], turns: int | None) -> dict[str, int]:
     """Of each metric the cell that is shown to be better than all others: all pairs of cells are
     one family (`metrics/order.py`). Invalid and unfinished cells have no rank, nor has a metric
-    that a run lacks."""
-    ranked = [c for c in cells if c["verdict"] in (VALID, Status.SUSPECT.value)]
+    that a run lacks; where nothing was measured, what models say has."""
+    ranked = [c for c in cells if c["verdict"] in (VALID, Status.SUSPECT.value)] or [
+        c for c in cells if only_modelled((run["status"], run["reasons"]) for run in c["runs"])
+    ]
     winners = {}
     for name, metric in METRICS.items():
         sides = [_logs(name, cell) for cell in ranked]

@@ -1,6 +1,6 @@
 """The document of a sweep as typed values; `app/sweep_document` makes it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -17,6 +17,15 @@ FINISHED, PLANNED, FAILED, INTERRUPTED = "finished", "planned", "failed", "inter
 def rule_of(reason: str) -> str:
     """Return the rule that a reason of a verdict is of: `V13` of `V13 client headroom: …`."""
     return reason.partition(" ")[0]
+
+
+def only_modelled(runs: Iterable[tuple[str, Sequence[str]]]) -> bool:
+    """Return whether runs, by status and reasons, finished and are invalid as runs in virtual time
+    are, and for nothing else."""
+    return all(
+        status == FINISHED and {rule_of(reason) for reason in reasons} == {"V26"}
+        for status, reasons in runs
+    )
 
 
 class CellNumbers(Struct, frozen=True, kw_only=True):

@@ -112,7 +112,7 @@ def _search_facts(facts: CapacityFacts) -> Iterator[tuple[str, str]]:
     answer, limit = facts.answer, facts.limited_by
     yield "SLO", ", ".join(facts.slo)
     preset = f", {facts.semantics_preset} semantics" if facts.semantics_preset else ""
-    yield "model", f"{facts.model.name or 'unknown model'}{preset}, seed {figures(facts.seed)}"
+    yield "model", f"{facts.model.name or 'unknown model'}{preset}, seed {facts.seed}"
     if answer.reason:
         yield "why not more", answer.reason
     if limit is not None:

@@ -7,7 +7,15 @@ from kv_cache.metrics.order import LEAST_SEEDS
 from kv_cache.result.metrics import METRICS, Json
 from kv_cache.result.paths import as_number
 from kv_cache.result.run import converted
-from kv_cache.result.sweep import FINISHED, INTERRUPTED, PLANNED, SweepCell, SweepFacts, rule_of
+from kv_cache.result.sweep import (
+    FINISHED,
+    INTERRUPTED,
+    PLANNED,
+    SweepCell,
+    SweepFacts,
+    only_modelled,
+    rule_of,
+)
 from kv_cache.result.trials import RunPrecision
 from kv_cache.view import units
 from kv_cache.view.identity import moved_thresholds
@@ -25,6 +33,7 @@ from kv_cache.view.parts import (
     ViewSection,
     present,
 )
+from kv_cache.view.run import VIRTUAL
 from kv_cache.view.trials import reached_text, wanted_text
 
 COLUMNS: dict[str, ShownColumn] = {
@@ -163,9 +172,14 @@ def _sentence(sweep: SweepFacts) -> str:
     if sweep.interrupted is not None:
         what += f", ended by {sweep.interrupted}"
     best = [_winner(cell) for cell in sweep.cells if any(name in COLUMNS for name in cell.best)]
+    models = f" {VIRTUAL}" if all(map(_modelled, sweep.cells)) else ""
     if best:
-        return f"{what}. Better than every other cell: {'; '.join(best)}."
-    return f"{what}. {_why_no_best(sweep)}."
+        return f"{what}. Better than every other cell: {'; '.join(best)}.{models}"
+    return f"{what}. {_why_no_best(sweep)}.{models}"
+
+
+def _modelled(cell: SweepCell) -> bool:
+    return only_modelled((run.status, run.reasons) for run in cell.runs)
 
 
 def _winner(cell: SweepCell) -> str:
@@ -182,7 +196,7 @@ def _winner(cell: SweepCell) -> str:
 def _why_no_best(sweep: SweepFacts) -> str:
     if sweep.repeat < LEAST_SEEDS:
         return f"No cell is called the best: {LEAST_SEEDS} runs each are the least; set repeat: 3"
-    if not any(cell.verdict in _RANKED for cell in sweep.cells):
+    if not any(cell.verdict in _RANKED or _modelled(cell) for cell in sweep.cells):
         return "No cell is called the best: invalid and unfinished cells have no rank"
     return "No cell is shown to be better than every other"
 

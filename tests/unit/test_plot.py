@@ -23,6 +23,7 @@ from kv_cache.result.published import published
 from kv_cache.result.run import converted
 from kv_cache.view.capacity import capacity_view
 from kv_cache.view.drawing import round_numbers
+from kv_cache.view.page.charts import Book
 from kv_cache.view.parts import FactList, Figure, Line, ShownColumn, View, ViewSection
 from kv_cache.view.picture.base import Picture, spread
 from kv_cache.view.picture.plot import (
@@ -255,6 +256,9 @@ def test_no_two_of_many_lines_look_alike() -> None:
     panel.draw(axes)
     looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in axes.get_lines()}
     assert len(looks) == 24
+    book = Book()
+    assert book.figure(Figure(title="f", x=column, y=column, lines=lines))
+    assert len({(line["look"], line["dash"]) for line in book.charts[0]["lines"]}) == 24
 
 
 def test_users_are_drawn_where_they_change_and_a_trace_has_none() -> None:

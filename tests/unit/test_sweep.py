@@ -19,6 +19,7 @@ from kv_cache.app.sweep_document import (
 )
 from kv_cache.result.chain import check
 from kv_cache.result.trials import precision_part
+from kv_cache.view.run import VIRTUAL
 from tests.trials import GB, result
 
 READ = "storage.read.bytes_per_second"
@@ -83,6 +84,26 @@ def test_a_cell_is_the_best_only_where_that_is_more_than_chance() -> None:
 def test_an_invalid_or_unfinished_cell_has_no_rank(changed: dict[str, str]) -> None:
     cells = [cell(1, SLOW), cell(2, [1.5 * rate for rate in SLOW]), cell(3, FAST, **changed)]
     assert ranked(cells)[READ] == 2
+
+
+def test_cells_in_virtual_time_are_ranked_among_each_other() -> None:
+    """A study of policies in virtual time had no best cell, as nothing in it was measured."""
+
+    def modelled(number: int, rates: list[float], **changed: Any) -> dict[str, Any]:
+        made = cell(number, rates, verdict="invalid")
+        for run in made["runs"]:
+            run |= {"reasons": ["V26 real I/O: virtual time"], **changed}
+        return made
+
+    fast = [1.5 * rate for rate in SLOW]
+    cells = [modelled(1, SLOW), modelled(2, fast)]
+    assert ranked(cells)[READ] == 2
+    text = sweep_text(document(cells), Path("D"))
+    assert "Better than every other cell: cell 2" in text
+    assert VIRTUAL in text
+    assert READ not in ranked([cells[0], modelled(2, fast, reasons=["V26 x", "V1 y"])])
+    assert READ not in ranked([cells[0], modelled(2, fast, status="failed")])
+    assert READ not in ranked([*cells, cell(3, SLOW)]), "one was measured, and is no match of them"
 
 
 def test_runs_of_the_same_seed_are_held_against_each_other() -> None:

@@ -114,6 +114,11 @@ def _drawing(
     }
 
 
+def _dash(number: int) -> str:
+    """Another one each time that a line's colour comes again."""
+    return _DASHES[(number + number // LINE_COLOURS) % len(_DASHES)]
+
+
 def _lines(figure: Figure, xs: Sequence[float]) -> Iterator[dict[str, Any]]:
     """Each line's values at all places: `look` is its colour; `hollow` points are drawn open; with
     a path it goes `through` that, and not from point to point."""
@@ -123,7 +128,7 @@ def _lines(figure: Figure, xs: Sequence[float]) -> Iterator[dict[str, Any]]:
         yield {
             "name": plain(line.name or figure.title),
             "look": _MUTED if line.muted else colours % LINE_COLOURS,
-            "dash": _MUTED_DASH if line.muted else _DASHES[colours % len(_DASHES)],
+            "dash": _MUTED_DASH if line.muted else _dash(colours),
             "hollow": [index for index, point in enumerate(points) if point and point.mark],
             "through": _through(figure, line),
             "values": [rounded(_drawn_y(figure, point)) for point in points],

@@ -164,7 +164,7 @@ def _reason(text: str) -> Html:
     return join((tag("strong", f"{rule}:"), safe(f" {rest}")))
 
 
-_LONGEST_RULE = 40
+_LONGEST_RULE = 64
 
 
 # --- cards -----------------------------------------------------------------------------------
