@@ -31,10 +31,9 @@ from kv_cache.result.sweep import (
     PLANNED,
     SCHEMA,
     only_modelled,
-    rule_of,
 )
 from kv_cache.result.trials import place_of, precision_part
-from kv_cache.result.verdicts import worst
+from kv_cache.result.verdicts import rule_of, worst
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal
 

@@ -9,14 +9,10 @@ from kv_cache.core.bounded import Count, Number
 from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.result import kinds
 from kv_cache.result.trials import RunPrecision
+from kv_cache.result.verdicts import rule_of
 
 SCHEMA = kinds.SWEEP
 FINISHED, PLANNED, FAILED, INTERRUPTED = "finished", "planned", "failed", "interrupted"
-
-
-def rule_of(reason: str) -> str:
-    """Return the rule that a reason of a verdict is of: `V13` of `V13 client headroom: …`."""
-    return reason.partition(" ")[0]
 
 
 def only_modelled(runs: Iterable[tuple[str, Sequence[str]]]) -> bool:

@@ -26,7 +26,7 @@ from kv_cache.result.metrics import HEADLINES, METRICS, Json, over_runs
 from kv_cache.result.paths import number_at
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
-from kv_cache.result.verdicts import FINISHED, Look, verdict_of, worst
+from kv_cache.result.verdicts import FINISHED, Look, rule_of, verdict_of, worst
 from kv_cache.result.verify import recheck, without_chain
 
 SCHEMA = kinds.TRIALS
@@ -338,10 +338,15 @@ def _each(rows: Sequence[Json]) -> Look:
     verdict = worst([row["verdict"] for row in rows])
     if verdict == VALID:
         return Status.PASS, "every trial is valid by its own rules"
+    trials_of: dict[tuple[str, str], tuple[list[str], str]] = {}
+    for row in rows:
+        for reason in row["reasons"]:
+            trials, _ = trials_of.setdefault((row["verdict"], rule_of(reason)), ([], reason))
+            trials.append(str(row["trial"]))
     return Status(verdict), "; ".join(
-        f"trial {row['trial']} is {row['verdict']} ({'; '.join(row['reasons'])})"
-        for row in rows
-        if row["verdict"] != VALID
+        f"trial{'s' if len(trials) > 1 else ''} {', '.join(trials)} "
+        f"{'are' if len(trials) > 1 else 'is'} {word} ({reason})"
+        for (word, _), (trials, reason) in trials_of.items()
     )
 
 

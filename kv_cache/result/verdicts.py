@@ -18,6 +18,11 @@ def status_of(interrupted: str | None, death: str | None) -> str:
     return FINISHED if interrupted is None else INTERRUPTED
 
 
+def rule_of(reason: str) -> str:
+    """Return the rule that a reason of a verdict is of: `V13` of `V13 client headroom: …`."""
+    return reason.partition(" ")[0]
+
+
 def worst(words: Container[str]) -> str:
     """Return the gravest of several verdicts or statuses, as a verdict."""
     return next((s.value for s in (Status.INVALID, Status.SUSPECT) if s.value in words), VALID)

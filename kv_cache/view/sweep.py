@@ -14,9 +14,9 @@ from kv_cache.result.sweep import (
     SweepCell,
     SweepFacts,
     only_modelled,
-    rule_of,
 )
 from kv_cache.result.trials import RunPrecision
+from kv_cache.result.verdicts import rule_of
 from kv_cache.view import units
 from kv_cache.view.identity import moved_thresholds
 from kv_cache.view.latency import bounded

@@ -8,6 +8,7 @@ from kv_cache.result.metrics import METRICS, Json, Metric
 from kv_cache.result.paths import value_at
 from kv_cache.result.run import converted
 from kv_cache.result.trials import RunPrecision, TrialFacts, TrialNumbers, TrialRow
+from kv_cache.result.verdicts import rule_of
 from kv_cache.view import units
 from kv_cache.view.identity import doubts, identity_facts, origin_texts
 from kv_cache.view.latency import bounded
@@ -193,7 +194,9 @@ def _trials(facts: TrialFacts) -> Table:
             ShownColumn("counted"): lambda trial: "yes" if trial.counted else f"no, {trial.status}",
             ShownColumn("seed"): lambda trial: str(trial.seed),
             ShownColumn("measured", units.S): lambda trial: trial.window_s,
-            ShownColumn("reasons"): lambda trial: "; ".join(trial.reasons),
+            ShownColumn("rules"): lambda trial: ", ".join(
+                dict.fromkeys(map(rule_of, trial.reasons))
+            ),
         },
         caption="Each trial has a result of its own, with what happened over time.",
     )

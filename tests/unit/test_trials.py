@@ -107,6 +107,16 @@ def test_the_whole_is_worth_what_its_worst_trial_is(word: str) -> None:
     assert passport["reasons"] == [f"T2 trials: trial 2 is {word} (V9 clock: it jumped)"]
 
 
+def test_a_rule_that_several_trials_break_is_told_once() -> None:
+    trials = [result(k, verdict="suspect") for k in (1, 2)]
+    trials[1]["kv_cache"]["passport"]["reasons"] = ["V9 clock: it stood", "V25 lag: late"]
+    (reason,) = of([*trials, result(3)])["kv_cache"]["passport"]["reasons"]
+    assert reason == (
+        "T2 trials: trials 1, 2 are suspect (V9 clock: it jumped); "
+        "trial 2 is suspect (V25 lag: late)"
+    )
+
+
 def test_trials_that_disagree_are_suspect_and_the_furthest_is_named() -> None:
     slow = of([result(1), result(2), result(3, 0.5 * GB), result(4)])["kv_cache"]
     assert slow["passport"]["verdict"] == "suspect"
