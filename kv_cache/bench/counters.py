@@ -53,6 +53,7 @@ class Counters(Struct, frozen=True, kw_only=True):
     foot_read_bytes: int | None
     foot_write_bytes: int | None
     foot_reads: int | None
+    foot_writes: int | None
     process_cpu_ns: int
     process_user_s: float
     process_system_s: float
@@ -113,6 +114,7 @@ def read_counters(
         foot_read_bytes=None if foot is None else foot.read_bytes,
         foot_write_bytes=None if foot is None else foot.write_bytes,
         foot_reads=None if foot is None else foot.reads,
+        foot_writes=None if foot is None else foot.writes,
         process_cpu_ns=time.process_time_ns(),
         process_user_s=process.user,
         process_system_s=process.system,

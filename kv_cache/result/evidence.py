@@ -330,9 +330,19 @@ def _less_ours(run: CountedRun, foreign: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **theirs,
         "counted": counted,
-        "read_requests": window.get(f"{prefix}_reads") if plain else None,
+        **{
+            f"{k.value}_requests": window.get(f"{prefix}_{k.value}s") if plain else None
+            for k in KINDS
+        },
         **{f"most_own_{k.value}_requests": _most_requests(run, foreign, k) for k in KINDS},
+        "synced_writes": _synced_writes(run),
     }
+
+
+def _synced_writes(run: CountedRun) -> int:
+    """Return after how many writes at most a file system may have written its journal."""
+    synced = run.config.fsync() != "never"
+    return total_operations(run.ledger.window("storage", OpKind.WRITE)) if synced else 0
 
 
 def _most_requests(run: CountedRun, foreign: Mapping[str, Any], kind: OpKind) -> float | None:

@@ -302,12 +302,13 @@ def test_a_device_whose_speed_changes_in_the_window_is_named(
 
 @pytest.mark.nightly
 @pytest.mark.skipif(NO_NETWORK_DEVICES is not None, reason=NO_NETWORK_DEVICES or "they are there")
-def test_a_neighbour_of_many_small_reads_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_neighbour_of_many_small_requests_is_named(kind: str, tmp_path: Path) -> None:
     """It moves a hundredth of our bytes, and takes half of what the device serves: 206 MB/s were
     87, and VALID."""
     if shutil.which("fio") is None:
         pytest.skip("fio is not installed")
-    small = ("--rw=randread", "--bs=4k", "--iodepth=16", "--ioengine=libaio", "--direct=1")
+    small = (f"--rw=rand{kind}", "--bs=4k", "--iodepth=16", "--ioengine=libaio", "--direct=1")
     with counting_directory(500, 1) as directory:
         tool("dd", "if=/dev/urandom", f"of={directory}/other", "bs=1M", "count=64", "oflag=direct")
         other = ("fio", "--name=other", f"--filename={directory}/other", *small,
@@ -316,7 +317,7 @@ def test_a_neighbour_of_many_small_reads_is_named(tmp_path: Path) -> None:
         with process(*other):
             own = run_on(tmp_path, directory, *flags, "--max-requests=0")
     names(own, V23="suspect", **THROTTLED_RULES)
-    assert "reads beside at most" in says(own, "V23"), says(own, "V23")
+    assert "reads and writes beside at most" in says(own, "V23"), says(own, "V23")
 
 
 # --- the process ---------------------------------------------------------------------------------

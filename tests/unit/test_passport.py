@@ -218,6 +218,12 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
                            "foreign.most_own_read_requests": 50_000,
                            "foreign.most_own_write_requests": 10_000,
                            "gaps.read_call_ms": 12.0}, "beside at most 60000 operations of ours"),
+    "others write more often, and hardly any bytes": (
+        "V23", "suspect", {"foreign.read_bytes": 0, "foreign.write_bytes": 300 * MIB,
+                           "foreign.write_requests": 100_000, "foreign.synced_writes": 6_000,
+                           "foreign.most_own_read_requests": 20_000,
+                           "foreign.most_own_write_requests": 30_000},
+        "in some 46000 reads and writes"),
     "memory answers in the window alone": (
         "V6", "invalid", {"ledger.read.window_claimed_bytes": 2 * GIB,
                           "ledger.read.window_process_bytes": 1.5 * GIB}, "in the measured window"),
@@ -507,6 +513,10 @@ HARMLESS: Mapping[str, Mapping[str, Any]] = {
         "foreign.read_bytes": 40 * MIB, "foreign.read_requests": 9_000,
         "foreign.most_own_read_requests": 0, "foreign.most_own_write_requests": 20_000,
         "gaps.read_call_ms": 12.0},
+    "the journal is written after each write that is synced": {
+        "foreign.write_bytes": 150 * MIB, "foreign.write_requests": 72_000,
+        "foreign.synced_writes": 18_400, "foreign.most_own_read_requests": 7_000,
+        "foreign.most_own_write_requests": 18_400},
     "what was in flight as the window opened had been counted": {
         "ledger.read.window_claimed_bytes": 2 * GIB, "ledger.read.window_process_bytes": 1.85 * GIB,
         "gaps.read_call_ms": 40.0},

@@ -7,7 +7,7 @@ from math import inf
 from kv_cache.core.units import PAGE_BYTES, human_bytes
 from kv_cache.metrics.evidence import Evidence, Thresholds
 from kv_cache.metrics.judging import Look, invalid, suspect, unknown, well
-from kv_cache.metrics.rules.readings import first_few, moved, percent
+from kv_cache.metrics.rules.readings import DIRECTIONS, first_few, moved, percent
 
 REAL_IO = "real-io"
 VIRTUAL_TIME = "virtual-time"
@@ -15,6 +15,7 @@ VIRTUAL_TIME = "virtual-time"
 _CLOCK_READING_S = 0.01  # between the readings of two clocks a thread may have to wait
 _LONGER, _TICKS_S = 1.05, 0.1  # times and more; the kernel counts in ticks of 10 ms
 _MORE_REQUESTS, _ENOUGH_REQUESTS = 0.5, 1000  # of others: times ours, and in a window
+_OF_THE_JOURNAL = 4  # requests, at most, for each write that is synced: 1.8 on ext4
 _LATE_S = 1.0  # by which a program may be late to read counters
 
 
@@ -157,24 +158,31 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
 
 
 def _by_requests(e: Evidence, fact: str) -> Look:
-    """Judge by how often others read: at least as often as the device counted more than ours can
-    be. Their bytes are known but for what of ours was in flight at an edge of the window, and a
-    read of theirs moves a page."""
-    counted, our_reads, our_writes, nbytes = e.numbers(
-        "foreign", "read_requests", "most_own_read_requests", "most_own_write_requests",
-        "read_bytes",
-    )  # fmt: skip
-    rate, call_ms = e.number("link.read_bytes_per_second"), e.number("gaps.read_call_ms")
-    if counted is None or our_reads is None or our_writes is None or nbytes is None:
-        return well(fact)
-    pages = (nbytes - (rate or 0) * (call_ms or 0) / 1000) / PAGE_BYTES
-    theirs, ours = min(counted - our_reads, pages), our_reads + our_writes
-    if theirs <= max(_MORE_REQUESTS * ours, _ENOUGH_REQUESTS):
+    """Judge by how often others read and write."""
+    most = [e.number(f"foreign.most_own_{kind}_requests") for kind, _ in DIRECTIONS]
+    theirs = sum(_requests_beyond(e, kind) for kind, _ in DIRECTIONS)
+    ours = sum(n or 0 for n in most)
+    if None in most or theirs <= max(_MORE_REQUESTS * ours, _ENOUGH_REQUESTS):
         return well(fact)
     return suspect(
-        f"{fact}, but in some {theirs:.0f} reads beside at most {ours:.0f} operations of ours: a "
-        "device that serves only so many a second gave them ours; stop them"
+        f"{fact}, but in some {theirs:.0f} reads and writes beside at most {ours:.0f} operations "
+        "of ours: a device that serves only so many a second gave them ours; stop them"
     )
+
+
+def _requests_beyond(e: Evidence, kind: str) -> float:
+    """Return how many requests of others a device counted at least: more than ours can be, with
+    those of the journal; 0 where that is not known. Their bytes are known but for what of ours was
+    in flight at an edge of the window, and a request moves a page."""
+    counted, ours, nbytes = e.numbers(
+        "foreign", f"{kind}_requests", f"most_own_{kind}_requests", f"{kind}_bytes"
+    )
+    if counted is None or ours is None or nbytes is None:
+        return 0
+    rate, call_ms = e.number(f"link.{kind}_bytes_per_second"), e.number(f"gaps.{kind}_call_ms")
+    pages = (nbytes - (rate or 0) * (call_ms or 0) / 1000) / PAGE_BYTES
+    synced = (e.number("foreign.synced_writes") or 0) if kind == "write" else 0
+    return max(0, min(counted - ours, pages) - _OF_THE_JOURNAL * synced)
 
 
 def _moved_by(row: Evidence, kinds: Sequence[str]) -> float:
