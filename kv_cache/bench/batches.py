@@ -284,7 +284,8 @@ class BatchMover:
         began = [moved.began_ns for moved in results if moved.began_ns]
         if began:
             ended_ns = max(moved.ended_ns for moved in results)
-            one.timer.stepped("fsync", *map(self._clock.of_monotonic, (began[0], ended_ns)))
+            instants = map(self._clock.of_monotonic, (began[0], ended_ns))
+            one.timer.stepped("fsync", *instants, well=not any(moved.error for moved in results))
         one.timer.calling = False
         for moved in results:
             if moved.error:
@@ -317,7 +318,9 @@ class BatchMover:
             if piece.does & _KEEP:
                 of.kept = moved.nbytes or None
             began_ns, ended_ns, _ = self._calls(moved)
-            timer.stepped(step_name(piece.does, writes=writes), began_ns, ended_ns)
+            name = step_name(piece.does, writes=writes)
+            gave_up = writes and of.error is not None  # and closes what it has opened
+            timer.stepped(name, began_ns, ended_ns, well=not (moved.error or gave_up))
         elif moved.began_ns:
             timer.called(*self._calls(moved), moved.host_ns)
         else:
@@ -385,6 +388,13 @@ def _within(spans: Sequence[Span], offset: int, nbytes: int) -> Iterator[tuple[i
         if begin < end:
             yield span.fd, span.offset + begin - at, begin - offset, end - begin
         at += span.length
+
+
+def calls_of(spans: Sequence[Span], offset: int, nbytes: int) -> Iterable[tuple[int, int]]:
+    """Return where in a range of an object, and of how many bytes, each call is that moves it: of a
+    store that says where it is, one of each piece."""
+    pieces = [(begin, length) for _, _, begin, length in _within(spans, offset, nbytes)]
+    return pieces or ((0, nbytes),)
 
 
 def beginning_of(spans: Sequence[Span], nbytes: int) -> Sequence[Span]:

@@ -101,15 +101,16 @@ class LegTimer:
             self._pulse.ended(began_ns, ended_ns)
             self._pulse.moved(self.kind, nbytes)
 
-    def stepped(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """A step of the leg's file was made among the calls of others. An fsync shows life of the
-        device; names are memory's."""
+    def stepped(self, name: str, began_ns: int, ended_ns: int, *, well: bool) -> None:
+        """A step of the leg's file was made among the calls of others; not `well`: it failed, or
+        cleaned up after what did. An fsync shows life of the device; names are memory's."""
         if self._host_ns is None:
             self.started_ns, self._host_ns = began_ns, 0
         self.calling = False
         self.device_ns += ended_ns - began_ns
         self._covered_ns = self._last_ns = ended_ns
-        self.steps = (*self.steps, MetadataStep(name, ended_ns - began_ns))
+        if well:
+            self.steps = (*self.steps, MetadataStep(name, ended_ns - began_ns))
         if name == "fsync" and self.on_storage:
             self._pulse.ended(began_ns, ended_ns)
 

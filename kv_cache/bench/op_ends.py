@@ -12,6 +12,7 @@ from kv_cache.core.effect import VANISHED, CopyRef, Op, OpDone
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.tiers.base import PlacedStore, Sink, Tap, reason_of
+from kv_cache.tiers.payload import MISMATCH
 
 _EXISTS = reason_of(OSError(errno.EEXIST, ""))
 
@@ -42,9 +43,11 @@ class OpEnds:
         if self._page_cache is not None and timer.sampled is not None and not timer.calling:
             self._page_cache.after(timer.sampled, tap.spans)
         timer.begin()
-        tap.close()
+        try:
+            tap.close()
+        finally:
+            timer.steps = tuple(tap.steps)
         timer.end_of_names()
-        timer.steps = tuple(tap.steps)
 
     def commit(self, timer: LegTimer, sink: Sink) -> None:
         timer.begin()
@@ -75,8 +78,8 @@ class OpEnds:
 
     def _close_tap(self, one: Batched) -> None:
         tap, one.tap = one.tap, None
-        if one.error is not None:
-            one.timer.sampled = None  # of a load that ended well alone
+        if one.error is not None and one.error.reason != MISMATCH:
+            one.timer.sampled = None  # of a load all of whose bytes came
         try:
             if tap is not None:
                 self.close(one.timer, tap)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from kv_cache.bench.batches import Batched, BatchMover, beginning_of
+from kv_cache.bench.batches import Batched, BatchMover, beginning_of, calls_of
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
 from kv_cache.bench.many import (
@@ -37,6 +37,7 @@ from kv_cache.core.effect import (
     OpDone,
     Read,
     Write,
+    alike,
 )
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
@@ -186,9 +187,9 @@ class Mover:
         """Divide operations, by their numbers, into what one thread performs at a time: those that
         one call moves at the same time, up to `AT_ONCE_BYTES`, and each other one alone; all
         together where none waits for storage."""
-        alike = _alike(ops)
-        waits = any(map(self._waits, ops[:1] if alike else ops))
-        if not waits or (alike and self._are_placed(ops)):
+        same = alike(ops)
+        waits = any(map(self._waits, ops[:1] if same else ops))
+        if not waits or (same and self._are_placed(ops)):
             return [list(range(len(ops)))]
         units: list[list[int]] = []
         together: dict[_Kind, tuple[list[int], int]] = {}  # and how much room is left
@@ -213,7 +214,7 @@ class Mover:
     def perform_many(self, ops: Sequence[Op]) -> Iterator[OpDone | OpsDone]:
         """Perform operations one after the other: as many in a call as follow each other and do the
         same. Yield what became of them as they end, in no order."""
-        if len(ops) >= _MANY and _alike(ops):
+        if len(ops) >= _MANY and alike(ops):
             yield from self._perform_alike(ops)
             return
         for _, group in groupby(ops, self._batch_kind):
@@ -252,7 +253,7 @@ class Mover:
     def _are_freed(self, same: Sequence[Op]) -> bool:
         """Return whether such operations are deletes that ask no device."""
         free = isinstance(same[0], Delete) and self._stores[same[0].copy.tier].removal == FREE
-        return free and len(same) >= _MANY and _alike(same)
+        return free and len(same) >= _MANY and alike(same)
 
     def _batch_kind(self, op: Op) -> _Kind | None:
         source, target = op.source.tier, op.target.tier
@@ -389,24 +390,30 @@ class Mover:
         return list(zip(refs, places, strict=True))
 
     def _move_found(self, ops: Sequence[Read | Write]) -> Iterator[OpDone | OpsDone]:
-        kind, tier, rows = _kind_of(ops[0]), ops[0].copy.tier, []
-        writes = kind is OpKind.WRITE
+        kind, tier = _kind_of(ops[0]), ops[0].copy.tier
+        rows: list[tuple[Read | Write, CopyRef, Place | Names]] = []
+        left: list[Read | Write] = []  # without a place, until others give theirs back
         for op, (ref, place) in zip(ops, self._found(ops, kind), strict=True):
             if isinstance(place, StoreError):
-                yield self._end_alone((AloneAfterAll(op, kind, ref, place, ()),))
+                left.append(op)
             else:
                 rows.append((op, ref, place))
         if rows:
             assert self._many is not None
+            pool = self._loads if kind is OpKind.READ else self._stored
             objects = PlacedObjects(kind, rows, self._clock)
-            self._many.move(objects, self._stored if writes else self._loads, how=self._how[tier])
+            self._many.move(objects, pool, how=self._how[tier])
             yield from self._told(*objects.outcome(self._placed[tier].end_writes))
+        for op in left:
+            yield from self._perform_batch([op])
 
     def _copy_found(self, ops: Sequence[Move]) -> Iterator[OpDone | OpsDone]:
         targets, sources = (self._found(ops, kind) for kind in (OpKind.WRITE, OpKind.READ))
-        rows = []
+        rows, left = [], list[Move]()
         for op, (ref, place), (copy, there) in zip(ops, sources, targets, strict=True):
-            if isinstance(place, StoreError) or isinstance(there, StoreError):
+            if isinstance(there, StoreError):
+                left.append(op)
+            elif isinstance(place, StoreError):
                 reading = AloneAfterAll(op, OpKind.READ, ref, place, ())
                 yield self._end_alone((reading, AloneAfterAll(op, OpKind.WRITE, copy, there, ())))
             else:
@@ -417,6 +424,8 @@ class Mover:
             source, target = self._how[ops[0].source.tier], self._how[ops[0].target.tier]
             self._many.copy(moves, self._loads, source=source, target=target)
             yield from self._told(*moves.outcome(self._placed[ops[0].target.tier].end_writes))
+        for op in left:
+            yield from self._move_batch([op])
 
     def _told(
         self, done: OpsDone | None, others: Iterable[Sequence[AloneAfterAll]]
@@ -589,9 +598,10 @@ class Mover:
         if self._batches is not None and self._in_batches[ref.tier]:
             return self._batches.carry(timer, tap, ref, offset, buffer, how=self._how[ref.tier])
         n = min(self._size, ref.nbytes - offset)
-        timer.begin()
-        tap.read(offset, buffer.view[:n])
-        timer.end(n)
+        for at, length in calls_of(tap.spans, offset, n):
+            timer.begin()
+            tap.read(offset + at, buffer.view[at : at + length])
+            timer.end(length)
         if self._verifies[ref.tier]:
             full = self._verify is Verify.FULL
             if not self.payload.matches(buffer, ref, offset, n, full):
@@ -606,10 +616,7 @@ class Mover:
         buffer = self._stored.take(self.payload.tint(ref, offset))
         try:
             self._check_abort()  # now: the wait for a buffer can have been long
-            data = self.payload.stamp(buffer, ref, offset, n)
-            timer.begin()
-            sink.write(offset, data)
-            timer.end(n)
+            _write(timer, sink, offset, self.payload.stamp(buffer, ref, offset, n))
         finally:
             self._stored.give(buffer)
 
@@ -634,9 +641,7 @@ class Mover:
                 how = self._how[target.tier]
                 self._batches.carry(writing, sink, target, offset, buffer, how=how)
                 return
-            writing.begin()
-            sink.write(offset, buffer.view[:n])
-            writing.end(n)
+            _write(writing, sink, offset, buffer.view[:n])
         finally:
             self._loads.give(buffer)
 
@@ -669,27 +674,18 @@ class Mover:
             raise StoreError(ABORTED)
 
 
+def _write(timer: LegTimer, sink: Sink, offset: int, data: memoryview) -> None:
+    for at, length in calls_of(sink.spans, offset, len(data)):
+        timer.begin()
+        sink.write(offset + at, data[at : at + length])
+        timer.end(length)
+
+
 def _beginning(ref: CopyRef, share: float) -> CopyRef:
     """Return so much of a copy, in whole pages: all of it but in a rehearsal."""
     if share == 1.0:
         return ref
     return ref._replace(nbytes=max(1, round(ref.nbytes * share / PAGE_BYTES)) * PAGE_BYTES)
-
-
-def _alike(ops: Sequence[Op]) -> bool:
-    """Return whether operations do the same to the same tiers, for one cause."""
-    first = ops[0]
-    if len(set(map(type, ops))) > 1:
-        return False
-    if isinstance(first, Move):
-        way = _way(first)
-        return all(_way(op) == way for op in ops)
-    tier, cause, copies = first.copy.tier, first.cause, cast("Sequence[Read]", ops)
-    return all(op.copy.tier is tier and op.cause is cause for op in copies)
-
-
-def _way(op: Op) -> tuple[Tier, Tier, Cause]:
-    return op.source.tier, op.target.tier, op.cause
 
 
 def _kind_of(op: Read | Write) -> OpKind:

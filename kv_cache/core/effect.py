@@ -6,7 +6,7 @@ out. A failed operation is a `Done` with `ok=False`, not an exception.
 """
 
 from collections.abc import Generator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from msgspec import Struct
 
@@ -69,6 +69,22 @@ class Move(Struct, frozen=True):
 
 
 Op = Read | Write | Move | Delete
+
+
+def alike(ops: Sequence[Op]) -> bool:
+    """Return whether operations do the same to the same tiers, for one cause."""
+    first = ops[0]
+    if len(set(map(type, ops))) > 1:
+        return False
+    if isinstance(first, Move):
+        way = _way(first)
+        return all(_way(op) == way for op in ops)
+    tier, cause, copies = first.copy.tier, first.cause, cast("Sequence[Read]", ops)
+    return all(op.copy.tier is tier and op.cause is cause for op in copies)
+
+
+def _way(op: Op) -> tuple[Tier, Tier, Cause]:
+    return op.source.tier, op.target.tier, op.cause
 
 
 class Transfer(Struct, frozen=True):

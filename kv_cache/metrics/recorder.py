@@ -250,15 +250,11 @@ class Recorder:
             phase = self.edges.phase_of(leg.finished_ns)
             if phase is Phase.DRAIN:
                 self._in_flight(done.op.cause, leg)
-            stats = self._flow(phase, leg.tier, leg.kind, done.op.cause, leg.engine)
+            flow = (leg.tier, leg.kind, done.op.cause, leg.engine)
             began_ns = leg.started_ns
             for chunk in leg.chunks:
                 at = self.edges.phase_of(chunk.finished_ns)
-                where = (
-                    stats
-                    if at is phase
-                    else self._flow(at, leg.tier, leg.kind, done.op.cause, leg.engine)
-                )
+                where = self._flow(at, *flow)
                 where.bytes += chunk.nbytes
                 where.calls += 1
                 if leg.tier is Tier.NVME and at in _PACED:
@@ -266,15 +262,15 @@ class Recorder:
                     self.pace.call(leg.kind, chunk, began_ns, start_ns, end_ns)
                 began_ns = chunk.finished_ns
             for step in leg.steps:
-                flow = StepFlow(phase, leg.tier, leg.kind, step.name)
-                self.steps[flow].add(step.duration_ns)
+                at_step = StepFlow(phase, leg.tier, leg.kind, step.name)
+                self.steps[at_step].add(step.duration_ns)
             if not done.ok:
                 continue
             if isinstance(done.op, Write):
                 self.new_bytes += leg.nbytes
             if leg.tier is Tier.NVME:
                 self.distinct.see((done.op.source,), leg.kind)
-            total = leg.total_ns
+            total, stats = leg.total_ns, self._flow(phase, *flow)
             stats.operations += 1
             stats.sizes.add(leg.nbytes)
             stats.total.add(total)

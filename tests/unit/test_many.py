@@ -193,7 +193,7 @@ def test_moves_that_go_well_are_as_many_parts_as_buffers_and_as_each_alone(rig: 
 
 
 def test_of_moves_in_one_call_each_fails_alone(single: Rig) -> None:
-    """One is not there, one is another's bytes, and for three there is no room yet."""
+    """One is not there, one is another's bytes, and there is room for five."""
     refs = [ref._replace(tier=Tier.CPU) for ref in copies(0, *([8] * 10))]
     single.write(*refs)
     single.delete(refs[1])
@@ -203,7 +203,7 @@ def test_of_moves_in_one_call_each_fails_alone(single: Rig) -> None:
     done = single.mover.perform_all(moves)
     assert [(each.error, each.failed) for each in done] == [
         (None, None), ("vanished", OpKind.READ), (MISMATCH, OpKind.READ), (None, None),
-        (None, None), *[("no-space", OpKind.WRITE)] * 3, (None, None), (None, None),
+        (None, None), (None, None), (None, None), *[("no-space", OpKind.WRITE)] * 3,
     ]  # fmt: skip
     for move, each in zip(moves, done, strict=True):
         (found,) = single.read(move.target)
@@ -342,6 +342,86 @@ def test_one_that_fails_fails_alone(rig: Rig) -> None:
     assert [each.error for each in rig.delete(*refs)] == [
         "vanished" if ref is refs[2] else None for ref in refs
     ]
+
+
+# --- as Python does it -------------------------------------------------------------------
+
+
+@pytest.fixture(name="both")
+def _both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rig, Rig]]:
+    """Native code, and Python in its place, with an arena of four files each."""
+    monkeypatch.setattr(layouts, "BUCKET_BYTES", CAPACITY // 4)
+    rigs = []
+    for by_python in (False, True):
+        (place := tmp_path / str(by_python)).mkdir()
+        rigs.append(Rig(place, fsync="object", by_python=by_python))
+        assert len(rigs[-1].files) == 4
+    yield rigs[0], rigs[1]
+    for rig in rigs:
+        rig.store.close()
+
+
+def test_a_piece_of_an_object_is_a_call_and_its_file_an_fsync_as_in_python(
+    both: tuple[Rig, Rig],
+) -> None:
+    refs = copies(0, *([24] * 42))  # of 256 pages a file: two lie in two
+    told = []
+    for rig in both:
+        done = [*rig.write(*refs), *rig.read(*refs)]
+        assert all(each.ok for each in done)
+        legs = [leg for each in done for leg in each.legs]
+        told.append([([s.name for s in g.steps], [c.nbytes for c in g.chunks]) for g in legs])
+    assert told[0] == told[1]
+    assert [names for names, _ in told[0] if names[2:]] == [["allocate", "fsync", "fsync"]] * 2
+
+
+def test_room_that_a_failed_write_gives_back_is_had_by_the_next_one_as_in_python(
+    both: tuple[Rig, Rig],
+) -> None:
+    """Four of six cannot be read, and there is room for three."""
+    refs = [ref._replace(tier=Tier.CPU) for ref in copies(0, *([8] * 6))]
+    told = []
+    for rig in both:
+        full = copies(500, *([32] * 31), 8)
+        assert all(each.ok for each in rig.write(*refs) + rig.write(*full))
+        moves = rig.moves(*(ref._replace(version=77) if ref.copy_id < 4 else ref for ref in refs))
+        told.append([(each.error, each.failed) for each in rig.mover.perform_all(moves)])
+    assert told[0] == told[1] == [(MISMATCH, OpKind.READ)] * 4 + [(None, None)] * 2
+
+
+def test_steps_that_fail_or_clean_up_are_no_steps_as_in_python(tmp_path: Path) -> None:
+    """Of a name that is taken, a file that is not there and a load of other bytes."""
+    told = []
+    for by_python in (False, True):
+        (place := tmp_path / str(by_python)).mkdir()
+        rig, refs = Rig(place, layout="file", by_python=by_python), copies(0, *([4] * 8))
+        (place / "03" / f"{3:016x}.tmp.kv").touch()
+        done = rig.write(*refs)
+        (place / "05" / f"{5:016x}.kv").unlink()
+        done += rig.read(*refs[5:], refs[6]._replace(version=77), *refs[:2])
+        recorder = Recorder(Edges(0))
+        for each in done:
+            recorder.op(each)
+        steps = [(each.error, [step.name for step in each.legs[0].steps]) for each in done]
+        told.append((steps, recorder.flows.keys()))
+        rig.store.close()
+    assert told[0] == told[1]
+    assert told[0][0][3] == ("eexist", [])
+    assert {flow.engine for flow in told[0][1]} == {"direct"}
+
+
+def test_loads_of_wrong_bytes_have_their_pages_looked_at_as_in_python(tmp_path: Path) -> None:
+    looked_at = []
+    for by_python in (False, True):
+        (place := tmp_path / str(by_python)).mkdir()
+        rig, refs = Rig(place, sampled=1, by_python=by_python), copies(0, *([4] * 8))
+        rig.write(*refs)
+        done = rig.read(*(ref._replace(version=77) for ref in refs))
+        assert {each.error for each in done} == {MISMATCH}
+        assert rig.sampler is not None
+        looked_at.append(rig.sampler.section()["sampled_objects"])
+        rig.store.close()
+    assert looked_at == [8, 8]
 
 
 def test_what_finds_no_room_fails_and_what_does_is_there(single: Rig) -> None:

@@ -40,8 +40,8 @@ class Syncer:
 
     def commit(self, ref: CopyRef, spans: Spans, steps: Steps) -> None:
         if self._policy == "object":
-            with steps.timed("fsync"):
-                for fd in files_of(spans):
+            for fd in files_of(spans):
+                with steps.timed("fsync"):
                     os.fsync(fd)
         elif self._policy == "batch":
             due = self.collect(ref, map(os.dup, files_of(spans)))
