@@ -143,6 +143,7 @@ class Witness:
             ours=foreign.our_pids(),
             siblings=self._siblings,
             cpus=os.sched_getaffinity(0),
+            seconds=ns_to_s(self._closed_ns - self._opened_ns),
         )
         moved = foreign.culprits(self._around, self._others())
         self._neighbours = [process for process in moved if self._can_be(process)]

@@ -28,7 +28,7 @@ def test_each_group_has_its_seconds_and_the_busiest_others_come_first() -> None:
         1: use(5), 10: use(8), 11: use(4), 12: use(0.5, parent=2), 14: use(3.25, name="cc"),
         13: use(1, started=9, name="ld"), 15: use(2, name="as"),
     }  # fmt: skip
-    found = between(before, after, ours=[10], siblings=[11], cpus=[0])
+    found = between(before, after, ours=[10], siblings=[11], cpus=[0], seconds=10)
     assert (found.siblings_cpu_s, found.kernel_cpu_s) == (2.0, 0.5)
     named = [(one.pid, one.name, one.cpu_s) for one in found.busiest]
     assert named == [(15, "as", 2.0), (13, "ld", 1.0), (14, "cc", 0.25)]
@@ -36,9 +36,16 @@ def test_each_group_has_its_seconds_and_the_busiest_others_come_first() -> None:
 
 def test_who_works_on_other_cores_than_ours_is_not_among_them() -> None:
     after = {10: use(1), 11: use(2, cpu=3), 12: use(4, parent=2, cpu=3), 13: use(5, cpu=3)}
-    found = between({}, after, ours=[], siblings=[11], cpus=range(2))
+    found = between({}, after, ours=[], siblings=[11], cpus=range(2), seconds=10)
     assert (found.siblings_cpu_s, found.kernel_cpu_s) == (0, 0)
     assert [one.pid for one in found.busiest] == [10]
+
+
+def test_who_was_given_the_life_of_a_child_that_ended_is_not_named() -> None:
+    """A shell whose command of two minutes ends in a window of six seconds."""
+    before, after = {10: use(1), 11: use(3)}, {10: use(115), 11: use(7)}
+    found = between(before, after, ours=[], siblings=[], cpus=range(2), seconds=6)
+    assert [(one.pid, one.cpu_s) for one in found.busiest] == [(11, 4.0)]
 
 
 def test_times_of_cores_are_added_up_as_the_kernel_lists_them() -> None:

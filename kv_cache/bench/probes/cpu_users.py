@@ -16,6 +16,7 @@ from msgspec import Struct
 from kv_cache.bench.procfs import ProcessStat, parse_stat, text_of
 
 MOST_PROCESSES = 3
+_TICKS_S = 0.1  # by which counters of ticks may be off
 _KTHREADD = 2  # the parent of all threads of the kernel
 
 
@@ -50,8 +51,10 @@ def between(
     ours: Collection[int],
     siblings: Collection[int],
     cpus: Collection[int],
+    seconds: float,
 ) -> CpuUsers:
-    """Return who used these CPUs between two snapshots."""
+    """Return who used these CPUs between two snapshots that are so far apart. Who would have had
+    more than there is was given the whole life of a child that ended in between."""
     hertz = os.sysconf("SC_CLK_TCK")
     used = {
         pid: max(0, process.ticks - _sooner(before.get(pid), process)) / hertz
@@ -59,7 +62,8 @@ def between(
         if process.cpu in cpus
     }
     kernel = {pid for pid in used if after[pid].parent == _KTHREADD}
-    others = [pid for pid in used if pid not in {*ours, *siblings, *kernel} and used[pid] > 0]
+    known, most_s = {*ours, *siblings, *kernel}, len(cpus) * seconds + _TICKS_S
+    others = [pid for pid, cpu_s in used.items() if pid not in known and 0 < cpu_s <= most_s]
     others.sort(key=lambda pid: (-used[pid], pid))
     return CpuUsers(
         siblings_cpu_s=sum(used.get(pid, 0.0) for pid in siblings),
