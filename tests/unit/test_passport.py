@@ -360,7 +360,12 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "V22", "suspect", {"verification.storage_bytes": 30 * GIB}, "30.00 GiB of 60.00 GiB"),
     "others use the device": (
         "V23", "suspect", {"foreign.read_bytes": 40 * GIB, "foreign.processes": [
-            {"pid": 9, "name": "fio", "read_bytes": 40 * GIB, "write_bytes": 0}]}, "fio"),
+            {"pid": 9, "name": "fio", "read_bytes": 40 * GIB, "write_bytes": 0}]},
+        ", most of it fio"),
+    "others use the device, and hardly any of them can be named": (
+        "V23", "suspect", {"foreign.read_bytes": 40 * GIB, "foreign.processes": [
+            {"pid": 9, "name": "fio", "read_bytes": 40 * MIB, "write_bytes": 0}]},
+        ", a part of it fio (40.0 MiB), beside"),
     "an I/O limit is in force": (
         "V24", "suspect", {"throttles.io_limits": ["vda read_bps=1000"]}, "read_bps=1000"),
     "the CPU limit stops us": (

@@ -141,17 +141,8 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
             "is not known here"
         )
         return
-    names = [
-        f"{row.text('name') or 'unnamed'} ({human_bytes(nbytes)})"
-        for nbytes, row in sorted(
-            ((_moved_by(row, kinds), row) for row in e.rows("foreign.processes") or []),
-            key=lambda each: -each[0],
-        )
-        if nbytes
-    ]
-    who = f", most of it {first_few(names, 3)}" if names else ""
     yield suspect(
-        f"{fact}{who}, beside {human_bytes(ours)} of ours (at most "
+        f"{fact}{_who(e, kinds, theirs)}, beside {human_bytes(ours)} of ours (at most "
         f"{percent(t.most_foreign_share)} is wanted); stop them, or use larger blocks if it is "
         "the file system's journal"
     )
@@ -183,6 +174,14 @@ def _requests_beyond(e: Evidence, kind: str) -> float:
     pages = (nbytes - (rate or 0) * (call_ms or 0) / 1000) / PAGE_BYTES
     synced = (e.number("foreign.synced_writes") or 0) if kind == "write" else 0
     return max(0, min(counted - ours, pages) - _OF_THE_JOURNAL * synced)
+
+
+def _who(e: Evidence, kinds: Sequence[str], theirs: float) -> str:
+    rows = [(_moved_by(row, kinds), row) for row in e.rows("foreign.processes") or []]
+    seen = sorted((each for each in rows if each[0]), key=lambda each: -each[0])
+    names = [f"{row.text('name') or 'unnamed'} ({human_bytes(nbytes)})" for nbytes, row in seen]
+    most = "most" if sum(nbytes for nbytes, _ in seen) > theirs / 2 else "a part"
+    return f", {most} of it {first_few(names, 3)}" if names else ""
 
 
 def _moved_by(row: Evidence, kinds: Sequence[str]) -> float:
