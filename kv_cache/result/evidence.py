@@ -335,27 +335,41 @@ def _less_ours(run: CountedRun, foreign: Mapping[str, Any]) -> dict[str, Any]:
             for k in KINDS
         },
         **{f"most_own_{k.value}_requests": _most_requests(run, foreign, k) for k in KINDS},
-        "synced_writes": _synced_writes(run),
+        "synced_writes": _synced_writes(run, foreign),
     }
 
 
-def _synced_writes(run: CountedRun) -> int:
+def _synced_writes(run: CountedRun, foreign: Mapping[str, Any]) -> float:
     """Return after how many writes at most a file system may have written its journal."""
-    synced = run.config.fsync() != "never"
-    return total_operations(run.ledger.window("storage", OpKind.WRITE)) if synced else 0
+    if run.config.fsync() == "never":
+        return 0
+    writes = total_operations(run.ledger.window("storage", OpKind.WRITE))
+    return writes * (_with_siblings(foreign, OpKind.WRITE) or 1)
+
+
+def _with_siblings(foreign: Mapping[str, Any], kind: OpKind) -> float | None:
+    """Return how much more all ranks here moved than this one, whose calls are as large as theirs;
+    None where that is not known."""
+    siblings, ours = foreign.get("siblings"), _count(foreign.get(f"own_{kind.value}_bytes"))
+    if not siblings:
+        return 1
+    theirs = _count(siblings.get(f"{kind.value}_bytes")) if isinstance(siblings, Mapping) else None
+    if theirs == 0:
+        return 1
+    return None if theirs is None or not ours else 1 + theirs / ours
 
 
 def _most_requests(run: CountedRun, foreign: Mapping[str, Any], kind: OpKind) -> float | None:
     """Return as how many requests our calls can have come to a device, at most: each has two more
-    than its bytes need, as it begins and ends in some extent. None where other ranks, or the page
-    cache, made some of them."""
+    than its bytes need, as it begins and ends in some extent. None through the page cache."""
     rows = run.ledger.window("storage", kind)
     names = (f"own_{kind.value}_bytes", "largest_request_bytes")
     nbytes, largest = (_count(foreign.get(name)) for name in names)
     cached = any(row.engine in CACHED_ENGINES for row in rows)
-    if nbytes is None or not largest or cached or foreign.get("siblings"):
+    times = _with_siblings(foreign, kind)
+    if nbytes is None or not largest or cached or times is None:
         return None
-    return nbytes / largest + 2 * sum(row.system_calls for row in rows)
+    return times * (nbytes / largest + 2 * sum(row.system_calls for row in rows))
 
 
 def _feet(stack: Mapping[str, Any]) -> list[Mapping[str, Any]]:

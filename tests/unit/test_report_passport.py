@@ -139,6 +139,23 @@ def test_what_ranks_here_moved_and_what_was_read_ahead_is_ours() -> None:
     assert (made["read_bytes"], made["write_bytes"]) == (100 * MIB, 6 * MIB)
 
 
+def test_ranks_here_make_requests_of_the_size_that_ours_have() -> None:
+    """Not judged beside ranks, a neighbour of many small requests was seen by none of them."""
+    recorder = recorded()
+    recorder.op(reading(copy()))
+    own: dict[str, Any] = {
+        "own_read_bytes": MIB, "own_write_bytes": 0, "largest_request_bytes": MIB // 2
+    }  # fmt: skip
+    counts = {**OF_THE_DISK, "foot_reads": 900, "foot_writes": 9}
+    alone = foreign_of(recorder, counts, **own)
+    assert (alone["read_requests"], alone["most_own_read_requests"]) == (900, 2 + 2 * 1)
+    siblings = {"pids": [7], "read_bytes": 3 * MIB, "write_bytes": 0}
+    beside = foreign_of(recorder, counts, **own, siblings=siblings)
+    assert (beside["most_own_read_requests"], beside["most_own_write_requests"]) == (4 * 4, 0)
+    unknown = {"pids": [7], "read_bytes": None, "write_bytes": None}
+    assert foreign_of(recorder, counts, **own, siblings=unknown)["most_own_read_requests"] is None
+
+
 # --- the shape -------------------------------------------------------------------------------
 
 
