@@ -193,7 +193,7 @@ def checked_plan(options: DriveOptions, directory: Path) -> ProbePlan:
     check_ram(
         {"buffers": plan.memory_bytes()},
         way_out="lower --concurrency, or give --sizes of at "
-        "most 64 KiB, which need less for each operation in flight",
+        f"most {human_bytes(NATIVE_BYTES)}, which need less for each operation in flight",
     )
     return plan
 
@@ -227,7 +227,7 @@ def _whole_bytes(nbytes: float, word: str, flag: str) -> int:
     if nbytes % unit:
         nearest = max(1, round(nbytes / unit)) * unit
         instead = f"{nearest / MIB:g}" if flag == "--sizes-mib" else f"{nearest}"
-        larger = " above 64 KiB" if unit == PAGE_BYTES else ""
+        larger = f" above {human_bytes(NATIVE_BYTES)}" if unit == PAGE_BYTES else ""
         raise ConfigError(
             f"{flag}: {word} is not a multiple of {human_bytes(unit)}, which direct I/O of objects"
             f"{larger} needs; {instead} would be"

@@ -32,7 +32,7 @@ from kv_cache.tiers.buffers import BufferPool, aligned_bytes
 from kv_cache.tiers.native import ROW, AbortFlag, Does
 from kv_cache.tiers.payload import MISMATCH, Payload, stamped_bytes
 
-NATIVE_BYTES = 64 * KIB
+NATIVE_BYTES = 256 * KIB
 """Objects of this size and smaller are measured here."""
 
 _BUFFERS = 4  # as many threads fill

@@ -48,7 +48,8 @@ def round_up(value: int, unit: int) -> int:
 
 def human_bytes(nbytes: float) -> str:
     """`1.50 GiB`, `640.0 MiB`, `24 KiB`: for people, never for files."""
-    for unit, size, digits in (("GiB", GIB, 2), ("MiB", MIB, 1), ("KiB", KIB, 0)):
+    few = 1 if abs(nbytes) < 10 * KIB and nbytes % KIB else 0  # 1,536 and 2,048 are not one size
+    for unit, size, digits in (("GiB", GIB, 2), ("MiB", MIB, 1), ("KiB", KIB, few)):
         if abs(nbytes) >= size:
             return f"{nbytes / size:.{digits}f} {unit}"
     return f"{nbytes:.0f} B"

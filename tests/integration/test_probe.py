@@ -218,7 +218,7 @@ def test_a_profile_of_ours_is_replaced(on_disk: Path) -> None:
         (("--cache-dir=c", "--sizes=511"), "512 to 1GiB each, such as 512,4KiB,2MiB"),
         (("--cache-dir=c", "--sizes=2GiB"), "512 to 1GiB each"),
         (("--cache-dir=c", "--sizes=700"), "700 is not a multiple of 512 B, which direct I/O"),
-        (("--cache-dir=c", "--sizes=66048"), "is not a multiple of 4 KiB, which direct I/O of obj"),
+        (("--cache-dir=c", "--sizes=262656"), "is not a multiple of 4 KiB, which direct I/O"),
         (("--cache-dir=c", "--sizes=4KiB", "--sizes-mib=1"), "the former name of --sizes; give"),
         (
             ("--cache-dir=c", "--sizes=512", "--layout=file"),
@@ -262,7 +262,7 @@ def test_a_dry_run_says_what_would_be_done_and_makes_nothing(on_disk: Path) -> N
 
 # --- small objects -------------------------------------------------------------------------------
 
-SMALL = ("--size-gib=0.04", "--sizes=512,1536,4KiB", "--concurrency=2", "--seconds=1")
+SMALL = ("--size-gib=0.04", "--sizes=512,1536,256KiB", "--concurrency=2", "--seconds=1")
 
 
 @pytest.fixture(scope="module", params=[512, 4096])
@@ -287,7 +287,7 @@ def test_small_objects_are_moved_in_the_least_that_the_device_moves(in_memory: S
     assert all(cell.data_path == "native" for cell in profile.cells)
     moved = {cell.object_bytes: cell.device_bytes for cell in profile.cells}
     larger = None if in_memory.sector_bytes == 512 else PAGE_BYTES
-    assert moved == {512: larger, 1536: larger, PAGE_BYTES: None}
+    assert moved == {512: larger, 1536: larger, 256 * KIB: None}
     counted = profile.facts["counted"]
     for kind in ("read", "write"):
         claimed = counted[f"claimed_{kind}_bytes"]
@@ -298,13 +298,13 @@ def test_small_objects_are_moved_in_the_least_that_the_device_moves(in_memory: S
 def test_useful_bytes_and_those_of_the_device_are_both_shown(in_memory: Small) -> None:
     heading = next(line for line in in_memory.out.splitlines() if line.startswith("object, KiB"))
     rows = [line.split() for line in in_memory.out.splitlines() if line.split()[-1:] == ["native"]]
-    assert [row[:2] for row in rows] == [[k, n] for k in ("0.5", "1.5", "4") for n in ("1", "2")]
+    assert [row[:2] for row in rows] == [[k, n] for k in ("0.5", "1.5", "256") for n in ("1", "2")]
     assert "read, 1/s" in heading
     assert "write, 1/s" in heading
     both = in_memory.sector_bytes == 4096
     assert ("read by device, GiB/s" in heading) == ("moved for one, KiB" in heading) == both
     if both:
-        assert {row[-2] for row in rows} == {"4"}
+        assert {row[-2] for row in rows} == {"4", "256"}
         assert float(rows[0][3]) == pytest.approx(8 * float(rows[0][2]), rel=0.01)
     assert "operations/s (" in in_memory.out.splitlines()[0]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.core.format import figures, gib_per_s
-from kv_cache.core.units import GIB, MISSING
+from kv_cache.core.units import GIB, KIB, MIB, MISSING, human_bytes
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,9 @@ def test_what_is_read_is_the_number_to_four_figures(value: float) -> None:
 
 def test_a_rate_is_in_binary_units() -> None:
     assert gib_per_s(1.5 * GIB) == "1.5 GiB/s"
+
+
+def test_small_sizes_that_differ_are_not_told_as_one() -> None:
+    sizes = (512, 1152, 1536, 2 * KIB, 24.4 * KIB, 640 * MIB, 1.5 * GIB)
+    told = ["512 B", "1.1 KiB", "1.5 KiB", "2 KiB", "24 KiB", "640.0 MiB", "1.50 GiB"]
+    assert list(map(human_bytes, sizes)) == told
