@@ -291,6 +291,7 @@ class _Alone:
         places = case.batch if case.depth > 1 else 1  # a ring moves them in any order
         size = round_up(places * case.block, 2 * MIB)  # in huge pages, as fio's and a run's are
         self._buffers = BufferPool(case.concurrency, size)
+        self._transfers.hold(self._buffers.memory)
         self._tables: list[npt.NDArray[np.void]] = []
         each = case.blocks // case.concurrency
         self._sectors = Does(0) if case.block % PAGE_BYTES == 0 else Does.SECTORS

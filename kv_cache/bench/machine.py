@@ -11,7 +11,7 @@ from kv_cache.bench.batches import BatchMover
 from kv_cache.bench.counters import device_of
 from kv_cache.bench.drive import Drive
 from kv_cache.bench.monitor import MachineMonitor, gpu_used_bytes
-from kv_cache.bench.process_limits import take_files_for
+from kv_cache.bench.process_limits import take_rings
 from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.bench.run_state import RunState
 from kv_cache.bench.storage_answers import StorageAnswers
@@ -51,7 +51,14 @@ class RunMachine(Struct, frozen=True):
     drive: Drive
     native: bool
     """Whether the instants of all tiers are taken in native code."""
-    data_path: str
+    moved_by: str
+
+    @property
+    def data_path(self) -> str:
+        """What moved the bytes of storage, as far as is known by now."""
+        refused = self.mover.batches and self.mover.batches.transfers.not_held
+        note = f"; io_uring holds no memory ({refused})" if refused else ""
+        return self.moved_by + note
 
     def resize(self, users: int) -> None:
         """Serve `users` from now on, with the workers that they need."""
@@ -92,15 +99,15 @@ def open_machine(
     verify = Verify(config.io.verify)
     batches = native_batches(payload, state.clock, verify, opening.abort, config.io.threads)
     background = BACKGROUND_THREADS + _prefetchers(config)
+    pools = stores.load_buffers, stores.store_buffers
     if batches is not None:
         batches.transfers.open_crew()
         if _uses_rings(config):
-            take_files_for(workers(config) + config.io.threads + background)
+            take_rings(batches.transfers, workers(config) + config.io.threads + background, *pools)
     mover = Mover(
         stores.by_tier,
         payload,
-        stores.load_buffers,
-        stores.store_buffers,
+        *pools,
         state.clock,
         verify,
         opening.abort,

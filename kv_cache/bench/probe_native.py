@@ -65,6 +65,7 @@ class NativeThreads:
         for tint in range(_BUFFERS):
             payload.fill(pool.take(), pages, tint)
         self._stored, self._loaded = pool.memory, aligned_bytes(most * NATIVE_BYTES)
+        self.transfers.hold(self._stored, self._loaded)
 
     def work_off(self, tables: Sequence[Table], seconds: float | None = None) -> None:
         """Work off tables, a thread each, until all are done or `seconds` have passed and each

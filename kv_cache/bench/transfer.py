@@ -138,7 +138,7 @@ class Mover:
         self._has_data = {t: Capability.DATA in s.capabilities for t, s in stores.items()}
         checks = verify is not Verify.OFF
         self._verifies = {tier: checks and has for tier, has in self._has_data.items()}
-        self._batches = batches
+        self.batches = batches
         self._many = None if batches is None else PlacedMover(batches, self._pulse)
         self._in_batches = {
             tier: batches is not None and batches.refusal(store) is None
@@ -243,10 +243,10 @@ class Mover:
         first, count = same[0], len(same)
         tiers = {first.source.tier, first.target.tier}
         placed = not isinstance(first, Delete) and tiers <= self._found_at_once
-        if not placed or count < _MANY or self._batches is None:
+        if not placed or count < _MANY or self.batches is None:
             return False
         how, writes = self._how[first.target.tier], isinstance(first, Write)
-        if isinstance(first, Move) or not self._batches.by_ring(how, writes=writes):
+        if isinstance(first, Move) or not self.batches.by_ring(how, writes=writes):
             return True
         return count * max(op.target.nbytes for op in same) <= self._size  # each has its own memory
 
@@ -446,7 +446,7 @@ class Mover:
         return self._ends.end_read(batched[0]) if reads else self._ends.end_write(batched[0])
 
     def _batched(self, one: AloneAfterAll) -> Batched:
-        assert self._batches is not None
+        assert self.batches is not None
         timer = LegTimer(self._clock, self._pulse, one.op.cause, one.ref.tier, one.kind)
         batched = Batched(one.op, one.ref, timer)
         if isinstance(one.place, StoreError):
@@ -458,7 +458,7 @@ class Mover:
             timer.placed(one.place.steps)
         else:
             batched.names = one.place
-        self._batches.tell(batched, one.rows)
+        self.batches.tell(batched, one.rows)
         return batched
 
     def _delete_many(self, ops: Sequence[Delete]) -> Iterator[OpDone | OpsDone]:
@@ -475,7 +475,7 @@ class Mover:
     def _perform_batch(self, ops: Sequence[Read | Write], *, sampled: bool = False) -> list[OpDone]:
         """Reads, or writes, of copies of one tier whose bytes positional calls may move. `sampled`:
         reads whose pages are looked at."""
-        assert self._batches is not None
+        assert self.batches is not None
         reads = isinstance(ops[0], Read)
         how = self._how[ops[0].copy.tier]
         kind = OpKind.READ if reads else OpKind.WRITE
@@ -486,9 +486,9 @@ class Mover:
             for one in batch:
                 self._begin(one, reads=reads, sampled=sampled)
             if reads:
-                self._batches.load(batch, self._loads, how=how)
+                self.batches.load(batch, self._loads, how=how)
             else:
-                self._batches.store(batch, self._stored, how=how)
+                self.batches.store(batch, self._stored, how=how)
             return [
                 self._ends.end_read(one) if reads else self._ends.end_write(one) for one in batch
             ]
@@ -501,7 +501,7 @@ class Mover:
 
     def _move_batch(self, moves: Sequence[Move], *, sampled: bool = False) -> list[OpDone]:
         """Moves from one tier to another, between which positional calls may carry the bytes."""
-        assert self._batches is not None
+        assert self.batches is not None
         source, target = (self._how[ref.tier] for ref in (moves[0].source, moves[0].target))
         pairs = [
             (self._side(op, op.source, OpKind.READ), self._side(op, op.target, OpKind.WRITE))
@@ -515,7 +515,7 @@ class Mover:
                 if writer.error is None:
                     self._begin(reader, reads=True, sampled=sampled)
             begun = [pair for pair in pairs if pair[1].error is None]
-            self._batches.copy(begun, self._loads, source=source, target=target)
+            self.batches.copy(begun, self._loads, source=source, target=target)
             return [self._ends.end_move(reader, writer) for reader, writer in pairs]
         except BaseException:
             for side in chain(*pairs):
@@ -595,8 +595,8 @@ class Mover:
     def _fetch(self, timer: LegTimer, tap: Tap, buffer: Buffer, ref: CopyRef, offset: int) -> int:
         """Read and verify one buffer; the bytes count as moved even if they are wrong."""
         self._check_abort()
-        if self._batches is not None and self._in_batches[ref.tier]:
-            return self._batches.carry(timer, tap, ref, offset, buffer, how=self._how[ref.tier])
+        if self.batches is not None and self._in_batches[ref.tier]:
+            return self.batches.carry(timer, tap, ref, offset, buffer, how=self._how[ref.tier])
         n = min(self._size, ref.nbytes - offset)
         for at, length in calls_of(tap.spans, offset, n):
             timer.begin()
@@ -637,9 +637,9 @@ class Mover:
         buffer = self._loads.take()
         try:
             n = self._fetch(reading, tap, buffer, source, offset)
-            if self._batches is not None and self._in_batches[target.tier]:
+            if self.batches is not None and self._in_batches[target.tier]:
                 how = self._how[target.tier]
-                self._batches.carry(writing, sink, target, offset, buffer, how=how)
+                self.batches.carry(writing, sink, target, offset, buffer, how=how)
                 return
             _write(writing, sink, offset, buffer.view[:n])
         finally:

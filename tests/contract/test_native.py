@@ -6,7 +6,10 @@ import errno
 import gc
 import os
 import platform
+import re
+import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +48,8 @@ NO_FD = 1 << 20  # beyond what may be open
 PAYLOAD = Payload(Seed(7).child("payload"), BUFFER)
 STAMPED, FULL = Does.STAMPED, Does.STAMPED | Does.NOISE
 
+RING, HELD = "through a ring", "through a ring that holds memory"
+
 pytestmark = pytest.mark.skipif(
     isinstance(native.library(), str), reason=f"the native library: {native.library()}"
 )
@@ -60,6 +65,8 @@ class Rig:
         self.pool = BufferPool(2, BUFFER)
         self.written, self.read = self.pool.take(), self.pool.take()
         self.transfers, self.way = native.Transfers(library, PAYLOAD.noise, depth=DEPTH), way
+        if way == HELD:  # what is written, and the beginning of what is read
+            self.transfers.hold(self.pool.memory[: BUFFER + 6 * PAGE_BYTES])
         self.abort = AbortFlag()
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
         PAYLOAD.fill(self.written, BUFFER // PAGE_BYTES, tint=1)
@@ -77,7 +84,7 @@ class Rig:
 
     def run(self, pieces: Sequence[Piece]) -> list[Moved]:
         table = PieceTable(pieces)
-        if self.way == "through a ring":
+        if self.way in (RING, HELD):
             return self.transfers.run_at_once(table, self.abort, DEPTH)
         if self.way == "by a crew":
             self.transfers.share_out(table, self.abort, apart=0, slots=table.count)
@@ -99,10 +106,10 @@ def ref_of(number: int, pages: int, version: int = 1) -> CopyRef:
     return CopyRef(number, content_key(number), Tier.NVME, pages * PAGE_BYTES, version)
 
 
-@pytest.fixture(name="rig", params=["one by one", "by a crew", "through a ring"])
+@pytest.fixture(name="rig", params=["one by one", "by a crew", RING, HELD])
 def _rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path / "f", request.param)
-    if rig.way == "through a ring" and rig.transfers.ring_refusal() is not None:
+    if rig.way in (RING, HELD) and rig.transfers.ring_refusal() is not None:
         pytest.skip("io_uring is refused here")
     yield rig
     os.close(rig.fd)
@@ -385,9 +392,47 @@ def test_more_pieces_than_may_be_in_flight_are_all_moved(rig: Rig) -> None:
     assert [m.error for m in results] == [0] * len(pieces)
 
 
+def test_the_kernel_holds_the_memory_of_a_ring(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "f", HELD)
+    if rig.transfers.ring_refusal() is not None:
+        pytest.skip("io_uring is refused here")
+    assert rig.transfers.not_held is None
+    of_ring = ctypes.c_int.from_address(rig.transfers._ring().handle.value or 0).value
+    facts = Path(f"/proc/self/fdinfo/{of_ring}").read_text()
+    assert re.search(r"^UserBufs:\s+1$", facts, re.MULTILINE), facts
+
+
+_MAY_LOCK_LITTLE = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 16))
+from pathlib import Path
+from tests.contract.test_native import HELD, STAMPED, Rig
+rig = Rig(Path(sys.argv[1]), HELD)
+if rig.transfers.ring_refusal() is None:
+    rig.store([3, 1])
+    assert [m.error for m in rig.run(rig.pieces([3, 1], STAMPED))] == [0, 0]
+    print(rig.transfers.not_held)
+else:
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="drops a capability")
+def test_where_memory_may_not_be_locked_a_ring_goes_without_and_says_so(tmp_path: Path) -> None:
+    without = ("setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock")
+    ran = subprocess.run(
+        [*without, sys.executable, "-c", _MAY_LOCK_LITTLE, str(tmp_path / "f")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    if ran.stdout.strip() == "refused":
+        pytest.skip("io_uring is refused here")
+    assert ran.stdout.strip() == os.strerror(errno.ENOMEM)
+
+
 def test_a_ring_that_fails_is_used_no_more(tmp_path: Path) -> None:
     """What is left in its queue would go with the next call."""
-    rig = Rig(tmp_path / "f", "through a ring")
+    rig = Rig(tmp_path / "f", RING)
     if rig.transfers.ring_refusal() is not None:
         pytest.skip("io_uring is refused here")
     rig.store([1, 2])

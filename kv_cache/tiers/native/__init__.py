@@ -11,8 +11,8 @@ import functools
 import os
 import struct
 import threading
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from enum import IntFlag
 from itertools import chain
 from typing import Any, NamedTuple
@@ -190,6 +190,14 @@ class _Noise(ctypes.Structure):
     _fields_ = (("words", ctypes.c_void_p), ("pages", ctypes.c_int64))
 
 
+class _HeldPart(ctypes.Structure):
+    _fields_ = (("begin", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+_MOST_HELD = 1 << 30  # by one part (io_uring_register(2))
+_TRIES, _AGAIN_S = 50, 0.02
+
+
 class Transfers:
     """Moves pieces between memory and files, for any number of threads."""
 
@@ -203,7 +211,20 @@ class Transfers:
         self._noise = ctypes.byref(_Noise(noise.ctypes.data, len(noise)))
         self._local, self._lock = threading.local(), threading.Lock()
         self._helpers: _Opened | None = None
+        self._memory: list[_HeldPart] = []
+        self.not_held: str | None = None
+        """Why the kernel does not hold the memory for each ring; None while it does."""
         self.depth = min(depth, MOST_DEPTH)
+
+    def hold(self, *memory: npt.NDArray[np.uint8]) -> None:
+        """Have rings that are made from now on hold the pages of this memory, so that transfers
+        from and to it find them at once (`IORING_REGISTER_BUFFERS`). Where the kernel refuses it,
+        as beyond RLIMIT_MEMLOCK, they look for them each time."""
+        self._memory = [
+            _HeldPart(array.ctypes.data + begin, min(_MOST_HELD, array.nbytes - begin))
+            for array in memory
+            for begin in range(0, array.nbytes, _MOST_HELD)
+        ]
 
     def run(self, table: PieceTable, abort: AbortFlag) -> list[Moved]:
         """Transfer all pieces one by one, by pread and pwrite, until `abort` is set; return what
@@ -270,11 +291,23 @@ class Transfers:
         finally:
             os.close(fd)
 
+    def try_rings(self, count: int) -> None:
+        """Open so many rings at a time, and close them. Raises OSError where there is no room."""
+        opened = [_Opened(self._library, "ring", self.depth) for _ in range(count)]
+        del opened
+
     def open_ring(self) -> None:
         """Make this thread's ring now, so that no transfer waits for it; where there can be none,
         each transfer says so."""
-        with suppress(OSError):
-            self._ring()
+        for _ in range(_TRIES):
+            try:
+                self._ring()
+            except OSError as error:
+                if error.errno != errno.ENOMEM:
+                    return
+                time.sleep(_AGAIN_S)  # what closed rings had is given back a little later
+            else:
+                return
 
     def open_crew(self) -> None:
         """Start the threads that help now, so that a run without them is refused before it begins.
@@ -295,6 +328,10 @@ class Transfers:
         ring: _Opened | None = getattr(self._local, "ring", None)
         if ring is None:
             ring = self._local.ring = _Opened(self._library, "ring", self.depth)
+            if self._memory:
+                parts = (_HeldPart * len(self._memory))(*self._memory)
+                refused = self._library.kv_ring_hold(ring.handle, parts, len(parts))
+                self.not_held = os.strerror(refused) if refused else self.not_held
         return ring
 
 
@@ -321,5 +358,6 @@ def library() -> ctypes.CDLL | str:
     loaded.kv_transfer.argtypes = (pointer, number, pointer, pointer)
     loaded.kv_wake_up.argtypes = (number, number, pointer)
     loaded.kv_transfer_by_crew.argtypes = (pointer, pointer, *(number,) * 3, pointer, pointer)
+    loaded.kv_ring_hold.argtypes = (pointer, pointer, ctypes.c_uint)
     loaded.kv_transfer_many.argtypes = (pointer, pointer, number, number, pointer, pointer)
     return loaded

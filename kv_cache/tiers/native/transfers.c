@@ -21,9 +21,11 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
+#define MOST_HELD 8 /* parts of memory, each of 1 GiB at most */
 #define PAGE 4096
 #define PAGE_WORDS (PAGE / 8)
 #define SECTOR_WORDS (512 / 8)
@@ -374,6 +376,8 @@ struct ring {
   void *queues;
   size_t queues_bytes, sqes_bytes;
   int ended; /* a pipe whose other end the kernel's part of the ring has, and closes with itself */
+  struct iovec held[MOST_HELD]; /* memory whose pages the kernel's part of the ring has */
+  unsigned parts;
 };
 
 /* Take the ring from the process. Its requests may go on. */
@@ -461,6 +465,26 @@ int kv_ring_open(unsigned depth, struct ring **made) {
   return 0;
 }
 
+/* Have the kernel hold the pages of some memory as long as there is the ring, instead of looking for those
+ * of each transfer. Returns an errno; the ring serves as well without. */
+int kv_ring_hold(struct ring *ring, const struct iovec *memory, unsigned parts) {
+  if (parts > MOST_HELD) return E2BIG;
+  if (syscall(SYS_io_uring_register, ring->fd, IORING_REGISTER_BUFFERS, memory, parts) < 0) return errno;
+  memcpy(ring->held, memory, parts * sizeof *memory);
+  ring->parts = parts;
+  return 0;
+}
+
+/* The part of the memory that is held in which a request has all its bytes; as many as there are if none. */
+static unsigned part_of(const struct ring *ring, const struct io_uring_sqe *sqe) {
+  unsigned part = 0;
+  for (; part < ring->parts; part++) {
+    uint64_t begin = (uint64_t)(uintptr_t)ring->held[part].iov_base, length = ring->held[part].iov_len;
+    if (sqe->addr >= begin && sqe->addr - begin <= length && sqe->len <= length - (sqe->addr - begin)) break;
+  }
+  return part;
+}
+
 static void queue(struct ring *ring, const struct piece *piece, int64_t number) {
   unsigned tail = *ring->sq_tail, index = tail & *ring->sq_mask;
   struct io_uring_sqe *sqe = &ring->sqes[index];
@@ -472,6 +496,11 @@ static void queue(struct ring *ring, const struct piece *piece, int64_t number) 
   sqe->len = (unsigned)(piece->nbytes - piece->moved);
   sqe->off = (uint64_t)(piece->offset + piece->moved);
   sqe->user_data = (uint64_t)number;
+  unsigned part = part_of(ring, sqe);
+  if (part < ring->parts && (sqe->opcode == IORING_OP_READ || sqe->opcode == IORING_OP_WRITE)) {
+    sqe->opcode = sqe->opcode == IORING_OP_READ ? IORING_OP_READ_FIXED : IORING_OP_WRITE_FIXED;
+    sqe->buf_index = (uint16_t)part;
+  }
   ring->sq_array[index] = index;
   __atomic_store_n(ring->sq_tail, tail + 1, __ATOMIC_RELEASE);
   ring->queued++;
