@@ -242,7 +242,7 @@ MUTANTS = (
     Mutant(
         "a terminal that closes leaves the child to run",
         "kv_cache/cli/supervisor.py",
-        "of_group = came.si_code == _SI_KERNEL and came.si_signo != _HANGUP",
+        "of_group = came.si_code == _SI_KERNEL and came.si_signo != HANGUP",
         "of_group = came.si_code == _SI_KERNEL",
         (f"{INTEGRATION}interrupts.py",),
     ),

@@ -23,7 +23,8 @@ from typing import Any
 import psutil
 
 from kv_cache.app import compiled
-from kv_cache.bench.interrupts import EXITS, Interrupts
+from kv_cache.bench.ending_signals import EXITS
+from kv_cache.bench.interrupts import Interrupts
 from kv_cache.bench.linux import usable_cpus
 from kv_cache.core.errors import UsageError
 

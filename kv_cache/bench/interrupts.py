@@ -1,27 +1,14 @@
 """Signals to end, for commands that have something to put away: remembered, never raised."""
 
 import contextlib
-import errno
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from types import FrameType
 
+from kv_cache.bench.ending_signals import EXITS, HANGUP, drop_dead_terminal
 from kv_cache.core.callbacks import ignore
-from kv_cache.core.exits import Exit
-
-try:  # not within a handler: an import there waits for one that was interrupted
-    import termios
-except ModuleNotFoundError:  # Windows
-    termios = None  # type: ignore[assignment]
-
-_HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
-EXITS = {signal.SIGINT: Exit.SIGINT, signal.SIGTERM: Exit.SIGTERM}
-if _HANGUP is not None:
-    EXITS[_HANGUP] = Exit.SIGTERM
-"""The signals that are taken over, with the exit code of each."""
 
 
 class Stop(threading.Event):
@@ -80,7 +67,7 @@ def interrupts() -> Iterator[Interrupts]:
     caught = Interrupts()
 
     def handler(number: int, frame: FrameType | None) -> None:
-        if number == _HANGUP:
+        if number == HANGUP:
             drop_dead_terminal()
         caught.number = caught.number or number
         caught.stop.set()
@@ -96,18 +83,5 @@ def interrupts() -> Iterator[Interrupts]:
 
 def taken_over() -> list[signal.Signals]:
     """Return the signals to take over: all, except a SIGHUP that `nohup` has set to be ignored."""
-    ignored = _HANGUP is not None and signal.getsignal(_HANGUP) is signal.SIG_IGN
-    return [number for number in EXITS if number is not _HANGUP or not ignored]
-
-
-def drop_dead_terminal() -> None:
-    """Write to nowhere from now on if the terminal is gone: each write to it would fail."""
-    assert termios is not None  # who has SIGHUP has it
-    for fd in (0, 1, 2):
-        try:
-            termios.tcgetattr(fd)
-        except termios.error as error:
-            if error.args[0] == errno.EIO:
-                nowhere = os.open(os.devnull, os.O_RDWR)
-                os.dup2(nowhere, fd)
-                os.close(nowhere)
+    ignored = HANGUP is not None and signal.getsignal(HANGUP) is signal.SIG_IGN
+    return [number for number in EXITS if number is not HANGUP or not ignored]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
+from signal import SIGINT
 
 from kv_cache.core.errors import (
     BrokenLawError,
@@ -56,6 +57,10 @@ def command_of(name: str) -> Callable[[Sequence[str]], int]:
 
 
 ON_DEVICES = frozenset({"run", "capacity", "precondition", "probe", "calibrate", "twin"})
+UNTIL_THE_END = frozenset(
+    {"compare", "report", "plot", "trace", "datasets", "verify", "config", "completion", "serve"}
+)
+"""Those that write no result of what there is when a signal comes: it ends them at once."""
 _NOT_ON_DEVICES = frozenset({"-h", "--help", "--help-all", "--version", "--virtual-time"})
 
 
@@ -157,9 +162,10 @@ def _lost_output() -> str | None:
 
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
-    from kv_cache.cli.early_signal import end_on_sigint
+    from kv_cache.bench.ending_signals import EXITS
+    from kv_cache.cli.early_signal import end_on, exit_of
 
-    end_on_sigint()
+    end_on(*(EXITS if UNTIL_THE_END.intersection(sys.argv[1:2]) else [SIGINT]))
     _open_standard_files()
     if (stranger := stranger_hint()) is not None:
         print(f"kv-cache: {stranger}", file=sys.stderr)
@@ -196,8 +202,8 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
         if hint is None:
             raise
         print(f"kv-cache: {hint}", file=sys.stderr)
-    except KeyboardInterrupt:  # no signal was taken over yet, and a second one may come here
-        os._exit(Exit.SIGINT)
+    except KeyboardInterrupt as ended:  # no signal was taken over, and a second one may come here
+        os._exit(exit_of(ended))
     if code == Exit.NO_ANSWER:  # there is a thread that does not end
         from kv_cache.cli.supervisor import tell
 

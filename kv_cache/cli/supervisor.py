@@ -21,10 +21,9 @@ import sys
 import time
 from typing import Any, NoReturn
 
+from kv_cache.bench.ending_signals import EXITS, HANGUP
 from kv_cache.core.exits import Exit
 
-_HANGUP = getattr(signal, "SIGHUP", None)
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, *([] if _HANGUP is None else [_HANGUP]))
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80  # of a signal that the terminal sent, to the whole of its foreground group
 _LOOK_S = 0.5
@@ -54,7 +53,7 @@ def supervise(*, own_session: bool = False) -> None:
     global _channel
     reading, writing = os.pipe()
     parent = os.getpid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*EXITS, signal.SIGCHLD})
     child = os.fork()
     if child:
         os.close(writing)
@@ -85,14 +84,14 @@ class _Parent:
 
     def wait(self) -> NoReturn:
         for number in signal.sigpending():  # the child may not have been there when they came
-            if number in _PASSED_ON:
+            if number in EXITS:
                 self._kill(number)
-        waited_for = {*_PASSED_ON, signal.SIGCHLD}
+        waited_for = {*EXITS, signal.SIGCHLD}
         while True:
             came = signal.sigtimedwait(waited_for, _LOOK_S)
             if (code := self._ended()) is not None:
                 _exit(code)
-            if came is not None and came.si_signo in _PASSED_ON:
+            if came is not None and came.si_signo in EXITS:
                 self._pass_on(came)
             self._listen()
             if (why := self._stuck()) is not None:
@@ -101,7 +100,7 @@ class _Parent:
     def _pass_on(self, came: "signal.struct_siginfo") -> None:
         """What the terminal sends has reached the child too, unless that has its own session. A
         SIGHUP may have come to this process alone, as the leader of the terminal's session."""
-        of_group = came.si_code == _SI_KERNEL and came.si_signo != _HANGUP
+        of_group = came.si_code == _SI_KERNEL and came.si_signo != HANGUP
         if self._own_session or not of_group:
             self._kill(came.si_signo)
 
@@ -114,7 +113,7 @@ class _Parent:
         if not pid:
             return None
         code = os.waitstatus_to_exitcode(status)
-        if _HANGUP is not None and code == -_HANGUP:
+        if HANGUP is not None and code == -HANGUP:
             return Exit.SIGTERM
         return code if code >= 0 else 128 - code
 

@@ -31,7 +31,7 @@ from msgspec import Struct
 
 import kv_cache
 from kv_cache.bench.device_mark import JOB, DeviceInUseError, JobId, claim, release
-from kv_cache.bench.interrupts import EXITS
+from kv_cache.bench.ending_signals import EXITS
 from kv_cache.bench.owner import start_ticks
 from kv_cache.core.errors import PlaceError, UsageError, os_reason
 from kv_cache.core.text import printable

@@ -197,3 +197,24 @@ def test_a_sigint_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
 
 def ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_command_without_a_result_of_its_own_leaves_no_half_written_file(
+    number: int, code: int, tmp_path: Path
+) -> None:
+    row = '{"timestamp":%d,"input_length":512,"output_length":9,"hash_ids":[%d]}\n'
+    (tmp_path / "long.jsonl").write_text("".join(row % (n, n) for n in range(150_000)))
+    process = subprocess.Popen(
+        command("trace", "convert", "long.jsonl", "-o", "ours/long.jsonl"), cwd=tmp_path,
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=not_ignored,
+    )  # fmt: skip
+    (tmp_path / "ours").mkdir()
+    while not anything(tmp_path, "ours/.*"):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == code
+    assert not anything(tmp_path, "ours/*")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_cache.cli import COMMANDS, main
+from kv_cache.cli import COMMANDS, UNTIL_THE_END, main
 from kv_cache.cli.flags import build_parser, parse
 from kv_cache.cli.help import FIRST_PAGE, VERSION
 from kv_cache.config.load import Invocation, load_config
 from kv_cache.config.root import options
 from kv_cache.config.unread import value_at
 from kv_cache.core.errors import ConfigError
-from tests.cli import PROGRAM
+from tests.cli import PROGRAM, ROOT
 
 MAPPED = {
     "--model tiny-1b": ("run.model", "tiny-1b"),
@@ -374,7 +374,7 @@ def test_help_and_version_are_printed_before_anything_is_imported() -> None:
         ours = set(re.findall(r"\| +(kv_cache[\w.]*|numpy|argparse|orjson)\n", done.stderr))
         assert ours == {
             "kv_cache", "kv_cache.cli", "kv_cache.core.exits", "kv_cache.cli.help",
-            "kv_cache.cli.early_signal",
+            "kv_cache.cli.early_signal", "kv_cache.bench", "kv_cache.bench.ending_signals",
             "kv_cache.core", "kv_cache.core.errors", "kv_cache.installing",
         }  # fmt: skip
 
@@ -393,3 +393,10 @@ def test_a_command_with_options_of_its_own_knows_those_as_well(
 ) -> None:
     assert main(line.split()) == 2
     assert f"is not a flag. Did you mean {near}?" in capsys.readouterr().err
+
+
+def test_each_command_takes_signals_over_or_ends_at_once() -> None:
+    for name, module in COMMANDS.items():
+        source = Path(ROOT, "kv_cache", "cli", f"{module}.py").read_text()
+        taken = "interrupts()" in source or name == "mlperf"
+        assert taken is (name not in UNTIL_THE_END), name
