@@ -33,7 +33,7 @@ MOST_LOST = 0.01
 """Of the requests of any variant: if more were rejected or aborted, latencies have no order."""
 SAME_HITS = 0.01
 """Of the blocks looked up: up to here variants load the same where nothing is computed."""
-MOST_ALIKE = 0.8
+MOST_ALIKE = 0.75
 """The correlation of neighbouring stretches of a variant from which on times have no order."""
 SKEWED = 2.0
 """Times the mean: from here on the distribution of requests is worth a warning."""
