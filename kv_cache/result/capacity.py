@@ -1,16 +1,16 @@
 """The result of a capacity search: the answer, its interval, the curve, and what limited it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf
 from typing import Annotated, Any, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, convert
 from msgspec.structs import asdict, replace
 
 from kv_cache import __version__
 from kv_cache.config.root import Config
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.bounded import Count, Number
+from kv_cache.core.errors import ConfigError
 from kv_cache.core.kinds import Phase, Qos, Tier
 from kv_cache.core.model import ModelShape
 from kv_cache.core.units import NS_PER_MS
@@ -26,7 +26,7 @@ from kv_cache.metrics.curve import (
 from kv_cache.metrics.evidence import Thresholds
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.passport import VALID, Status
-from kv_cache.metrics.slo import Slo, SloMeasure
+from kv_cache.metrics.slo import Slo, SloMeasure, parse_slos
 from kv_cache.metrics.summary import Flows, per_second, total_bytes
 from kv_cache.metrics.window import Window
 from kv_cache.result import kinds
@@ -36,7 +36,7 @@ from kv_cache.result.model import model_section
 from kv_cache.result.published import ModelFacts, Percentiles, WindowMachine
 from kv_cache.result.run import SECTION
 from kv_cache.result.sections import KINDS
-from kv_cache.result.verdicts import status_of
+from kv_cache.result.verdicts import FINISHED, status_of
 from kv_cache.schedule.capacity import (
     UNCONFIRMED,
     CapacityAnswer,
@@ -44,7 +44,7 @@ from kv_cache.schedule.capacity import (
     Ended,
     SearchRules,
 )
-from kv_cache.schedule.probe import Judged, ProbeVerdict, SloEstimate, decided
+from kv_cache.schedule.probe import Judged, ProbeStatus, ProbeVerdict, SloEstimate, decided
 
 SCHEMA = kinds.CAPACITY
 
@@ -143,14 +143,23 @@ class CapacityFacts(Struct, frozen=True, kw_only=True):
 
 
 class Probe(NamedTuple):
-    """What is kept of one probe: its load, the SLOs of those who were there, what came
-    out, its row in the result, and what its passport found."""
+    """What is kept of one probe: what came out, and its row in the result."""
 
-    load: float
-    slos: Sequence[Slo]
     verdict: ProbeVerdict
     row: Mapping[str, Any]
     pressure: Pressure  # with the probe's own rate as its peak
+
+    @property
+    def load(self) -> float:
+        return float(self.row["load"])
+
+
+class Judgement(NamedTuple):
+    """What the answer's verdict has of one probe: its load, the SLOs of those who were there, and
+    what rules found that is not valid."""
+
+    load: float
+    estimates: Sequence[SloEstimate]
     findings: Sequence[Mapping[str, Any]]
 
 
@@ -173,12 +182,7 @@ def probe_of(
         "probe": number,
         "load": load,
         "why": why,
-        "inside": verdict.inside,
-        "status": verdict.judged.status.value,
-        "decided": decided(verdict.judged).value,
-        "overloaded": verdict.overloaded,
-        "client_bound": verdict.client_bound,
-        "slos": [_estimate(estimate) for estimate in verdict.judged.estimates],
+        **_decision(verdict),
         "seconds": seconds,
         "offered_per_s": per_second(sum(w.submitted for w in windows), seconds),
         "completed_per_s": measured["all"]["completed_per_second"],
@@ -201,17 +205,15 @@ def probe_of(
         "schedule_sha256": section["schedule"]["sha256"],
         "verdict": section["passport"]["verdict"],
         "reasons": section["passport"]["reasons"],
+        "findings": [
+            row
+            for row in findings_on_the_answer(section)
+            if row["status"] in (Status.INVALID, Status.SUSPECT)
+        ],
         "reuse_hit_ratio": section["reuse"]["reuse_hit_ratio"],
         "cache_state": asdict(cache_state),
     }
-    return Probe(
-        load=load,
-        slos=slos,
-        verdict=verdict,
-        row=row,
-        pressure=_pressure(outcome, slos),
-        findings=list(findings_on_the_answer(section)),
-    )
+    return Probe(verdict=verdict, row=row, pressure=_pressure(outcome, slos))
 
 
 def findings_on_the_answer(section: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -266,7 +268,6 @@ def capacity_document(
     what the source of each says of itself."""
     answer = search.answer
     rows = [probe.row for probe in probes]
-    at_answer = [rows[number] for number in answer.steps]
     limited = _limited(answer, probes)
     real = not config.run.virtual_time
     section = {
@@ -280,23 +281,12 @@ def capacity_document(
         "slo": [str(slo) for slo in slos],
         "unit": unit,
         "rules": asdict(rules),
-        "answer": {
-            "load": answer.load,
-            "unit": unit,
-            "confirmed": answer.confirmed,
-            "confidence": rules.confidence,
-            "low": answer.low,
-            "high": answer.high,
-            "ended": answer.ended.value,
-            "broken_above": None if answer.limited is None else str(answer.limited),
-            "reason": answer.reason,
-            "probes": [row["probe"] for row in at_answer],
-            "seconds_to_narrow": answer.seconds_to_narrow,
-            **_of_answer(answer.load, at_answer),
-        },
+        "answer": _answer(answer, rules, unit, rows),
         "limited_by": None if limited is None else {"what": limited.by.value, "why": limited.why},
         "knee": _knee(rows),
-        **_verdict(answer, slos, probes, interrupted, death),
+        **_verdict(
+            answer, slos, [_judgement(p.verdict, p.row) for p in probes], interrupted, death
+        ),
         "probes": rows,
         "model": model_section(model, workload or {}),
         "config": to_mapping(config),
@@ -308,7 +298,7 @@ def capacity_document(
 def _verdict(
     answer: CapacityAnswer,
     slos: Sequence[Slo],
-    probes: Sequence[Probe],
+    probes: Sequence[Judgement],
     interrupted: str | None,
     death: str | None,
 ) -> dict[str, Any]:
@@ -319,7 +309,7 @@ def _verdict(
     silent = {
         str(estimate.slo)
         for probe in deciding
-        for estimate in probe.verdict.judged.estimates
+        for estimate in probe.estimates
         if not estimate.ended
     }
     reasons = [
@@ -351,7 +341,7 @@ def _ending(answer: CapacityAnswer, interrupted: str | None, death: str | None) 
         yield "the client makes no more load: the capacity is a lower bound"
 
 
-def _of_probes(deciding: Sequence[Probe]) -> Iterator[str]:
+def _of_probes(deciding: Sequence[Judgement]) -> Iterator[str]:
     """Yield what rules say of the probes at the answer, the gravest first."""
     for word in (Status.INVALID, Status.SUSPECT):
         sentences: dict[str, list[str]] = {}
@@ -375,14 +365,16 @@ def _untrusted(
         yield f"no request of the class of {slo} ended, so it was not judged"
 
 
-def _untested(answer: CapacityAnswer, slos: Sequence[Slo], deciding: Sequence[Probe]) -> list[Qos]:
+def _untested(
+    answer: CapacityAnswer, slos: Sequence[Slo], deciding: Sequence[Judgement]
+) -> list[Qos]:
     """Return the classes with an SLO that no user at the answer is in."""
     nearest = min(
         (probe.load for probe in deciding), key=lambda at: abs(at - answer.load), default=0
     )
     at_answer = [probe for probe in deciding if answer.load and probe.load == nearest]
     classes = dict.fromkeys(slo.qos for slo in slos)
-    tested = {slo.qos for probe in at_answer for slo in probe.slos}
+    tested = {estimate.slo.qos for probe in at_answer for estimate in probe.estimates}
     return [qos for qos in classes if at_answer and qos not in tested]
 
 
@@ -439,6 +431,9 @@ def _estimate(estimate: SloEstimate) -> dict[str, Any]:
         "high": None if interval is None else interval.high,
         "allowed": estimate.slo.allowed_share,
         "inflation": estimate.inflation,
+        "dof": estimate.dof,
+        "correlation": estimate.correlation,
+        "effect": estimate.effect,
     }
 
 
@@ -464,9 +459,22 @@ def _class(
     }
 
 
-def _of_answer(load: float, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is said of an answer by the probes that decided it."""
+def _answer(
+    answer: CapacityAnswer, rules: SearchRules, unit: str, probes: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    rows = [probes[number] for number in answer.steps]
     return {
+        "load": answer.load,
+        "unit": unit,
+        "confirmed": answer.confirmed,
+        "confidence": rules.confidence,
+        "low": answer.low,
+        "high": answer.high,
+        "ended": answer.ended.value,
+        "broken_above": None if answer.limited is None else str(answer.limited),
+        "reason": answer.reason,
+        "probes": [row["probe"] for row in rows],
+        "seconds_to_narrow": answer.seconds_to_narrow,
         "requests_per_s": _mean(rows, "offered_per_s"),
         "output_tokens_per_s": _mean(rows, "output_tokens_per_s"),
         "storage_read_bytes_per_s": _mean(rows, "storage_read_bytes_per_s"),
@@ -476,7 +484,7 @@ def _of_answer(load: float, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]
             for qos in Qos
             if rows and rows[0]["classes"][qos.value]["goodput_per_s"] is not None
         },
-        "users_by_class": _users_at(load, rows),
+        "users_by_class": _users_at(answer.load, rows),
     }
 
 
@@ -493,29 +501,80 @@ def _knee(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None] | None:
 
 
 def recheck_capacity(document: Mapping[str, Any]) -> list[str]:
-    """Return what in the answer of a search does not follow from its probes, one sentence each.
-    Which load answers is not searched again: it must be one that was tried, or between two."""
+    """Return what in a search does not follow from what its probes saw, one sentence each: it is
+    made again, from load to load."""
     try:
         return list(_unlike_its_probes(document[SECTION]))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError):
         return ["kv_cache.answer or kv_cache.probes lacks what every search has"]
+    except ConfigError as error:
+        return [f"kv_cache.rules: {error}"]
 
 
 def _unlike_its_probes(section: Mapping[str, Any]) -> Iterator[str]:
-    answer, rows = section["answer"], section["probes"]
-    of_number = {row["probe"]: row for row in rows}
-    at_answer = [of_number[number] for number in answer["probes"]]
-    load, low, high = answer["load"], answer["low"], answer["high"]
-    again = {**answer, **_of_answer(load, at_answer)}
-    stored = {"answer": answer, "knee": section["knee"]}
-    for difference in differences(
-        {SECTION: stored}, {SECTION: {"answer": again, "knee": _knee(rows)}}
-    ):
-        yield difference.message("the table of probes")
-    if load > max((row["load"] for row in rows), default=0):
-        yield f"kv_cache.answer.load says {load:g}, above each load that was tried"
-    if load and not (low or 0) <= load <= (inf if high is None else high):
-        yield f"kv_cache.answer.load says {load:g}, outside its own interval, {low:g} to {high:g}"
+    rules, rows = convert(section["rules"], SearchRules), section["probes"]
+    search = CapacitySearch(rules)
+    again: list[dict[str, Any]] = []
+    judged: list[Judgement] = []
+    for row in rows:
+        if row["load"] != search.next_load():
+            yield (
+                f"kv_cache.probes[{len(again)}].load says {row['load']:g}, but after the probes "
+                f"before it the search asks for {search.next_load()}"
+            )
+            return
+        verdict = _verdict_of(row)
+        search.report(row["load"], verdict, row["seconds"])
+        again.append({**row, **_decision(verdict), "probe": len(again) + 1})
+        judged.append(_judgement(verdict, row))
+    made_again = {
+        "answer": _answer(search.answer, rules, section["unit"], rows),
+        "knee": _knee(rows),
+        "probes": again,
+        "verdict": Status.INVALID.value,
+    }
+    if section["status"] == FINISHED:
+        slos = [slo for text in section["slo"] for slo in parse_slos(text)]
+        made_again |= _verdict(search.answer, slos, judged, None, None)
+        if (load := search.next_load()) is not None:
+            yield f"kv_cache.probes ends where the search asks for a load of {load:g}"
+    stored = {name: section[name] for name in made_again}
+    for difference in differences({SECTION: stored}, {SECTION: made_again}):
+        yield difference.message("what the probes saw")
+
+
+def _verdict_of(row: Mapping[str, Any]) -> ProbeVerdict:
+    names = ("over", "ended", "inflation", "dof", "correlation", "effect")
+    estimates = tuple(
+        SloEstimate(slo=parse_slos(each["slo"])[0], **{name: each[name] for name in names})
+        for each in row["slos"]
+    )
+    judged = Judged(estimates=estimates, status=ProbeStatus(row["status"]), batches=row["batches"])
+    return ProbeVerdict(
+        judged=judged,
+        overloaded=row["overloaded"],
+        client_bound=row["client_bound"],
+        served_share=row["served_share"],
+        offered=row["load_that_came"],
+    )
+
+
+def _judgement(verdict: ProbeVerdict, row: Mapping[str, Any]) -> Judgement:
+    return Judgement(row["load"], verdict.judged.estimates, row["findings"])
+
+
+def _decision(verdict: ProbeVerdict) -> dict[str, Any]:
+    return {
+        "inside": verdict.inside,
+        "status": verdict.judged.status.value,
+        "decided": decided(verdict.judged).value,
+        "overloaded": verdict.overloaded,
+        "client_bound": verdict.client_bound,
+        "slos": [_estimate(estimate) for estimate in verdict.judged.estimates],
+        "batches": verdict.judged.batches,
+        "served_share": verdict.served_share,
+        "load_that_came": verdict.offered,
+    }
 
 
 def _users_at(load: float, rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -90,7 +90,10 @@ def _chain_rows(verification: ChainVerification) -> Rows:
         yield "numbers", "are derived again from those files"
         return
     if verification.schema == CAPACITY:
-        yield "numbers", "of answer and knee are derived again from the probes; its load is not"
+        yield (
+            "numbers",
+            "of the answer and its verdict are derived again from what the probes saw",
+        )
         return
     again = (words for kind, words in _AGAIN.items() if verification.schema.startswith(kind))
     words = next(again, "verify the results of single runs")

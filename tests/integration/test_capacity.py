@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import time
+from collections.abc import Callable, Mapping
 from math import exp, factorial
 from pathlib import Path
 from typing import Any
@@ -135,12 +136,30 @@ def test_the_same_seed_gives_the_same_answer_and_probes(tmp_path: Path, short: A
     assert [n for n in own.keys() - theirs if own[n] != short[n]] == []
 
 
-EDITS = {
-    "a rate of the answer": ({"requests_per_s": 1e6}, "answer.requests_per_s says 1000000.0"),
-    "a load that was never tried": ({"load": 1e4, "high": None}, "above each load that was tried"),
-    "a load outside its interval": ({"low": 0.0, "high": 1.0}, "outside its own interval"),
-    "probes that are not there": ({"probes": [77]}, "lacks what every search has"),
-}
+EDITS: Mapping[str, tuple[Callable[[Any], object], str]] = {
+    "a rate of the answer": (
+        lambda own: own["answer"].update(requests_per_s=1e6), "requests_per_s says 1000000.0"),
+    "a load that is a tenth higher": (
+        lambda own: own["answer"].update(load=1.1 * own["answer"]["load"]), "answer.load says"),
+    "an interval that is narrower": (
+        lambda own: own["answer"].update(high=own["answer"]["load"]), "answer.high says"),
+    "an answer that was not confirmed": (
+        lambda own: own["answer"].update(confirmed=not own["answer"]["confirmed"]),
+        "answer.confirmed says"),
+    "probes that are not there": (
+        lambda own: own["answer"].update(probes=[77]), "answer.probes"),
+    "a probe that is left out": (
+        lambda own: own["probes"].pop(1), "but after the probes before it the search asks for"),
+    "a search that was ended where it looked best": (
+        lambda own: own["probes"].pop(), "kv_cache.probes ends where the search asks for"),
+    "requests that were over the limit": (
+        lambda own: own["probes"][0]["slos"][0].update(over=1), "probes[0].slos[0].share says"),
+    "the verdict": (lambda own: own.update(verdict="valid", reasons=[]), "kv_cache.verdict says"),
+    "rules that are not there": (
+        lambda own: own["rules"].update(first=-1.0), "kv_cache.rules: the loads of a capacity"),
+    "a shape that no search has": (
+        lambda own: own["probes"][0].pop("slos"), "lacks what every search has"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -150,8 +169,8 @@ def test_an_answer_that_does_not_follow_from_its_probes_is_told_though_the_hashe
     ran = capacity(tmp_path, SLO, *QUEUE, *SHORT)
     assert main(["verify", str(tmp_path / "R.json")]) == 0
     capsys.readouterr()
-    changed, words = EDITS[edit]
-    ran.own["answer"].update(changed)
+    change, words = EDITS[edit]
+    change(ran.own)
     del ran.own["chain"]
     (tmp_path / "R.json").write_bytes(as_json(seal(ran.result, {})))
     assert main(["verify", str(tmp_path / "R.json")]) == 2
