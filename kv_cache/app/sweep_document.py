@@ -9,7 +9,7 @@ every other by a metric where that holds for all pairs of cells together.
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from math import exp, log
 from pathlib import Path
@@ -17,12 +17,14 @@ from statistics import fmean
 from typing import Any
 
 from kv_cache import __version__
-from kv_cache.files.reading import SECTION
+from kv_cache.core.text import printable
+from kv_cache.files.reading import RESULT_FILE, SECTION
 from kv_cache.metrics.intervals import CONFIDENCE, Interval
 from kv_cache.metrics.order import LEAST_SEEDS, PairedDifference, difference_of, one_family
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.metrics.turns import LEAST_TURNS, difference_in_turns
 from kv_cache.result.chain import fingerprint, seal
+from kv_cache.result.difference import differences
 from kv_cache.result.metrics import HIGHER, METRICS, Json, over_runs
 from kv_cache.result.sweep import (
     FAILED,
@@ -34,6 +36,7 @@ from kv_cache.result.sweep import (
 )
 from kv_cache.result.trials import place_of, precision_part
 from kv_cache.result.verdicts import rule_of, worst
+from kv_cache.result.verify import recheck, without_chain
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal
 
@@ -250,11 +253,56 @@ def sweep_document(
         "cells": rows,
     }
     files = {
-        f"{run['directory']}/result.json": run["sha256"]
+        f"{run['directory']}/{RESULT_FILE}": run["sha256"]
         for run in runs
         if run["sha256"] is not None
     }
     return seal({SECTION: section}, files)
+
+
+def recheck_sweep(
+    document: Json, read: Callable[[str], Json], digests: Mapping[str, str]
+) -> list[str]:
+    """Return what in a sweep does not follow from its runs, and of these from the results that
+    `read` gives by the names in `digests`: one sentence each. Never fails."""
+    section = document[SECTION]
+    deviations: list[str] = []
+    try:
+        cells = [
+            cell_row(
+                cell["cell"], cell["name"], cell["values"],
+                [_run_again(run, read, digests, deviations) for run in cell["runs"]],
+            )
+            for cell in section["cells"]
+        ]  # fmt: skip
+        finished = [run for cell in cells for run in cell["runs"] if run["status"] == FINISHED]
+        again = sweep_document(
+            section["grid"], cells, source=section["grid_file"], paths=section["varied"],
+            seed=section["seed"], repeat=section["repeat"], workers=section["workers"],
+            digest=section["configurations_sha256"], interrupted=section["interrupted"],
+            real=not only_modelled((run["status"], run["reasons"]) for run in finished),
+            notes=section["notes"],
+        )  # fmt: skip
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        return [*deviations, f"these are no cells of one sweep: {printable(str(error))}"]
+    ours, theirs = without_chain(again[SECTION]), without_chain(section)
+    theirs["program_version"] = ours["program_version"]  # that wrote it may have been another
+    mismatches = differences(theirs, ours, SECTION)
+    return deviations + [f"{each.path} does not follow from the runs" for each in mismatches]
+
+
+def _run_again(
+    run: Json, read: Callable[[str], Json], digests: Mapping[str, str], deviations: list[str]
+) -> Json:
+    name = f"{run['directory']}/{RESULT_FILE}"
+    if run["sha256"] is None or name not in digests:
+        return run
+    document = read(name)
+    deviations += [f"{name}: {sentence}" for sentence in recheck(document)]
+    return run_row(
+        run["trial"], document[SECTION]["seed"], run["directory"], exit_code=run["exit_code"],
+        document=document, sha256=digests[name], message=run["message"],
+    )  # fmt: skip
 
 
 def sweep_csv(document: Json) -> bytes:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kv_cache.app.sweep_document import recheck_sweep
 from kv_cache.config.schema import opt
 from kv_cache.core.errors import UsageError, os_reason
 from kv_cache.core.text import as_json, printable
@@ -19,7 +20,7 @@ from kv_cache.files.reading import RESULT_FILE, parsed, result_bytes
 from kv_cache.result.capacity import recheck_capacity
 from kv_cache.result.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
 from kv_cache.result.derive import SCHEMA
-from kv_cache.result.kinds import CAPACITY, TRIALS
+from kv_cache.result.kinds import CAPACITY, SWEEP, TRIALS
 from kv_cache.result.metrics import Json
 from kv_cache.result.published import RANKS
 from kv_cache.result.ranks import recheck_ranks
@@ -118,10 +119,12 @@ def _verify_chain(
     deviations: Sequence[str] = ()
     if again is not None and whole:
         parts = {name: file.parent / name for name in named}
-        read = {name: _document(result_bytes(path), path) for name, path in parts.items()}
+        read = {name: _result(path) for name, path in parts.items()}
         deviations = again(document, read, digests)
     if document[SECTION].get("schema") == CAPACITY:
         deviations = recheck_capacity(document)
+    elif document[SECTION].get("schema") == SWEEP:
+        deviations = recheck_sweep(document, lambda name: _result(file.parent / name), digests)
     return ChainVerification(
         path=file,
         document=document,
@@ -151,6 +154,10 @@ def _place(path: Path) -> tuple[Path, Path | None]:
     except (OSError, ValueError) as error:
         raise UsageError(f"result {path} cannot be looked at: {os_reason(error)}") from None
     return path, path.parent if in_run else None
+
+
+def _result(path: Path) -> Json:
+    return _document(result_bytes(path), path)
 
 
 def _document(data: bytes, file: Path) -> Json:

@@ -3,7 +3,7 @@ evidence is worth."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from kv_cache.result.kinds import CAPACITY
+from kv_cache.result.kinds import CAPACITY, SWEEP
 from kv_cache.result.verification import (
     ChainVerification,
     RanksVerification,
@@ -73,13 +73,19 @@ def _ranks_rows(verification: RanksVerification) -> Rows:
 
 _AGAIN: Mapping[str, str] = {
     "kv-cache-trials/": "verify it beside the results of all trials",
-    "kv-cache-sweep/": "verify the result.json of a run",
     "kv-cache-mlperf/": "mlperf check looks at the whole tree",
     "kv-cache-trace-stats/": "trace stats of the same trace does",
     "kv-cache-sim/": "sim of the same scenario does",
     "kv-cache-lab/": "lab with the same words does",
 }
 """What derives the numbers again of a kind whose chain alone is checked."""
+
+
+_FROM_WITHIN: Mapping[str, str] = {
+    CAPACITY: "of the answer and its verdict are derived again from what the probes saw",
+    SWEEP: "of cells are derived again from the runs, and these from results that are there",
+}
+"""The same of documents that hold what their numbers come from."""
 
 
 def _chain_rows(verification: ChainVerification) -> Rows:
@@ -89,11 +95,8 @@ def _chain_rows(verification: ChainVerification) -> Rows:
     if verification.derived:
         yield "numbers", "are derived again from those files"
         return
-    if verification.schema == CAPACITY:
-        yield (
-            "numbers",
-            "of the answer and its verdict are derived again from what the probes saw",
-        )
+    if verification.schema in _FROM_WITHIN:
+        yield "numbers", _FROM_WITHIN[verification.schema]
         return
     again = (words for kind, words in _AGAIN.items() if verification.schema.startswith(kind))
     words = next(again, "verify the results of single runs")

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
+from kv_cache.result.chain import seal, sealed_files
 from tests.cli import PROGRAM, anything, called, environment, prepare, run, start
 
 VIRTUAL = """
@@ -188,7 +190,7 @@ def test_verify_knows_a_sweep_and_the_results_that_it_names(finished: Path) -> N
     found = run(tmp_path, "verify", "D/sweep.json")
     assert found.code == 0, found.err
     assert "files        2 of 2 that it names are there" in found.out
-    assert "verify the result.json of a run" in found.out
+    assert "of cells are derived again from the runs" in found.out
     shutil.rmtree(tmp_path / "D/cell-002_run.num_users-4")
     assert "files        1 of 2" in run(tmp_path, "verify", "D/sweep.json").out
     result = tmp_path / "D/cell-001_run.num_users-2/trial1/result.json"
@@ -196,6 +198,33 @@ def test_verify_knows_a_sweep_and_the_results_that_it_names(finished: Path) -> N
     found = run(tmp_path, "verify", "D/sweep.json")
     assert found.code == 2
     assert "result.json was changed after the run" in found.out
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("metrics", "storage.read.bytes_per_second", "mean"), 1e12, "mean does not follow"),
+        (("verdict",), "valid", "cells[1].verdict does not follow from the runs"),
+        (("runs", 0, "metrics", "storage.read.bytes_per_second"), 1e12, "does not follow"),
+        (("runs", 0, "seed"), 7, "runs[0].seed does not follow"),
+        (("runs", 0, "exit_code"), "x", "does not follow"),
+        (("runs", 0, "trial"), None, "no cells of one sweep"),
+    ],
+)
+def test_numbers_of_a_sweep_that_do_not_follow_from_its_runs_are_told_though_the_hashes_fit(
+    place: tuple[str | int, ...], value: Any, words: str, finished: Path
+) -> None:
+    path = finished / "D/sweep.json"
+    document = json.loads(path.read_bytes())
+    at = document["kv_cache"]["cells"][1]
+    for name in place[:-1]:
+        at = at[name]
+    at[place[-1]] = value
+    files = sealed_files(document)
+    del document["kv_cache"]["chain"]
+    path.write_bytes(as_json(seal(document, files)))
+    found = run(finished, "verify", "D/sweep.json")
+    assert (found.code, words in found.out) == (2, True), found.out + found.err
 
 
 def test_real_runs_at_the_same_time_are_noted(tmp_path: Path) -> None:
