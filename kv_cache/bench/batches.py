@@ -301,7 +301,7 @@ class BatchMover:
         address: int,
         does: int,
     ) -> Iterator[Piece]:
-        for fd, at, begin, length in _within(spans, offset, nbytes):
+        for fd, at, begin, length in within(spans, offset, nbytes):
             bases = self.payload.bases(ref, offset + begin)
             yield Piece(number, does, fd, at, length, address + begin, *bases)
 
@@ -379,7 +379,7 @@ def _waves(batch: Sequence[Batched], room: int) -> Iterator[tuple[list[_Chunk], 
         yield chunks, used // PAGE_BYTES
 
 
-def _within(spans: Sequence[Span], offset: int, nbytes: int) -> Iterator[tuple[int, int, int, int]]:
+def within(spans: Sequence[Span], offset: int, nbytes: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (descriptor, offset in its file, offset in the range, length) of a range of an
     object."""
     at = 0
@@ -393,13 +393,8 @@ def _within(spans: Sequence[Span], offset: int, nbytes: int) -> Iterator[tuple[i
 def calls_of(spans: Sequence[Span], offset: int, nbytes: int) -> Iterable[tuple[int, int]]:
     """Return where in a range of an object, and of how many bytes, each call is that moves it: of a
     store that says where it is, one of each piece."""
-    pieces = [(begin, length) for _, _, begin, length in _within(spans, offset, nbytes)]
+    pieces = [(begin, length) for _, _, begin, length in within(spans, offset, nbytes)]
     return pieces or ((0, nbytes),)
-
-
-def beginning_of(spans: Sequence[Span], nbytes: int) -> Sequence[Span]:
-    """Return where the first bytes of an object are."""
-    return [Span(fd, at, length) for fd, at, _, length in _within(spans, 0, nbytes)]
 
 
 def _error(number: int, ref: CopyRef, *, writes: bool) -> StoreError:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from kv_cache.bench.batches import BatchMover, done_to, step_name, sync_rows, with_steps
+from kv_cache.bench.batches import BatchMover, done_to, step_name, sync_rows, with_steps, within
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import CopyRef, Delete, Leg, Move, Read, Write
@@ -89,17 +89,20 @@ class PlacedObjects:
         objects = zip(self.refs, self.places, slots, stamps, strict=True)
         for number, (ref, place, slot, first) in enumerate(objects):
             firsts.append(len(pieces))
-            at, begin = address + slot * apart, 0
+            at = address + slot * apart
             if room:
                 at += PAGE_BYTES * payload.shift(first, ref.nbytes // PAGE_BYTES, room)
             if isinstance(place, Names):
                 row = Piece(number, does, -1, place.offset, ref.nbytes, at, *first)
                 pieces += with_steps(number, place, (row,), writes=writes, beside=beside)
                 continue
-            for fd, offset, nbytes in place.spans:
-                bases = payload.bases(ref, begin) if begin else first
-                pieces.append((number, does, fd, offset, nbytes, at + begin, *bases))
-                begin += nbytes
+            if len(place.spans) == 1:
+                fd, offset, _ = place.spans[0]
+                pieces.append((number, does, fd, offset, ref.nbytes, at, *first))
+            else:
+                for fd, offset, begin, nbytes in within(place.spans, 0, ref.nbytes):
+                    bases = payload.bases(ref, begin)
+                    pieces.append((number, does, fd, offset, nbytes, at + begin, *bases))
             if place.sync:
                 pieces += sync_rows(number, place.sync, beside)
         self.table = PieceTable(pieces)

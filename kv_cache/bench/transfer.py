@@ -5,15 +5,16 @@ a buffer) is the host's share. Loads and stores have pools of their own: a buffe
 pool is only ever stamped, so that its noise stays what it was.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import cache, partial
 from itertools import chain, compress, groupby
 from threading import Event
 from typing import Any, cast
 
 import numpy as np
 
-from kv_cache.bench.batches import Batched, BatchMover, beginning_of, calls_of
+from kv_cache.bench.batches import Batched, BatchMover, calls_of
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
 from kv_cache.bench.many import (
@@ -350,7 +351,8 @@ class Mover:
     def _move_placed(self, ops: Sequence[Read | Write | Move]) -> Iterator[OpDone | OpsDone]:
         """Read, write or move copies whose places are found at once. The few whose pages are looked
         at are opened, as they have to be open meanwhile."""
-        sizes = [_beginning(op.target, self.share).nbytes for op in ops]
+        share = self.share
+        sizes = [_moved(op.target.nbytes, share) for op in ops]
         fit = [nbytes <= self._size for nbytes in sizes]
         yield from self._in_batches_of([op for op, fits in zip(ops, fit, strict=True) if not fits])
         fitting = list(compress(ops, fit))
@@ -380,13 +382,6 @@ class Mover:
             places = self._placed[tier].places(refs, writes=writes)
         finally:
             self._pulse.leave(timer)
-        if self.share != 1.0:
-            places = [
-                place._replace(spans=beginning_of(place.spans, ref.nbytes))
-                if isinstance(place, Place)
-                else place
-                for ref, place in zip(refs, places, strict=True)
-            ]
         return list(zip(refs, places, strict=True))
 
     def _move_found(self, ops: Sequence[Read | Write]) -> Iterator[OpDone | OpsDone]:
@@ -685,7 +680,15 @@ def _beginning(ref: CopyRef, share: float) -> CopyRef:
     """Return so much of a copy, in whole pages: all of it but in a rehearsal."""
     if share == 1.0:
         return ref
-    return ref._replace(nbytes=max(1, round(ref.nbytes * share / PAGE_BYTES)) * PAGE_BYTES)
+    return _copy_ref((*ref[:3], _moved(ref.nbytes, share), *ref[4:]))
+
+
+@cache  # of few sizes; and no `_replace`, as a small object costs no more than what is asked here
+def _moved(nbytes: int, share: float) -> int:
+    return max(1, round(nbytes * share / PAGE_BYTES)) * PAGE_BYTES
+
+
+_copy_ref: Callable[[tuple[Any, ...]], CopyRef] = partial(tuple.__new__, CopyRef)
 
 
 def _kind_of(op: Read | Write) -> OpKind:

@@ -1,10 +1,13 @@
 """The client's ceiling over the size of objects: arithmetic, the sentence, and the storage that is
 rehearsed."""
 
+import sys
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from math import isclose
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -225,6 +228,39 @@ def test_a_rehearsal_goes_the_way_of_the_run_and_may_move_less(
     assert len(mover.units(reads)) <= units
     assert [pool.available for pool in pools] == [2, 2]
     store.close()
+
+
+def _note(seen: list[str], _: FrameType, event: str, __: object) -> None:
+    seen.append(event)
+
+
+@needs_native
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_part_of_an_object_takes_as_many_steps_of_python_as_a_smaller_object(layout: str) -> None:
+    """Or the client is the limit of sizes at which it is not."""
+    frames = {}
+    for share, nbytes in ((1.0, 16 * KIB), (0.25, 64 * KIB)):
+        store = rehearsed_storage(64 * MIB, layout=layout, engine="auto")
+        assert store is not None
+        payload, clock, abort = Payload(Seed(3), MIB), MonotonicClock(), AbortFlag()
+        batches = native_batches(payload, clock, Verify.STAMPS, abort)
+        pools = BufferPool(2, MIB), BufferPool(2, MIB)
+        mover = Mover(
+            {Tier.NVME: store}, payload, *pools, clock, Verify.STAMPS, abort,
+            rehearse=True, batches=batches,
+        )  # fmt: skip
+        mover.share = share
+        refs = [CopyRef(n, content_key(n), Tier.NVME, nbytes, version=1) for n in range(40)]
+        seen = list[str]()
+        sys.setprofile(partial(_note, seen))
+        try:
+            for part in (Write, Read):
+                list(mover.perform_many([part(ref, Cause.REUSE) for ref in refs]))
+        finally:
+            sys.setprofile(None)
+        frames[share] = seen.count("call")
+        store.close()
+    assert frames[0.25] <= frames[1.0] + len(refs) // 4  # of what is asked once
 
 
 def test_what_python_moves_has_no_such_storage() -> None:
