@@ -20,8 +20,9 @@ from kv_cache.files.reading import RESULT_FILE, parsed, result_bytes
 from kv_cache.result.capacity import recheck_capacity
 from kv_cache.result.chain import SECTION, Change, check, file_digest, fingerprint, sealed_files
 from kv_cache.result.derive import SCHEMA
-from kv_cache.result.kinds import CAPACITY, SWEEP, TRIALS
+from kv_cache.result.kinds import CAPACITY, PRECONDITIONING, SWEEP, TRIALS
 from kv_cache.result.metrics import Json
+from kv_cache.result.preconditioning import recheck_preconditioning
 from kv_cache.result.published import RANKS
 from kv_cache.result.ranks import recheck_ranks
 from kv_cache.result.side_files import RECORDS, SIDE_FILES, recheck_directory
@@ -121,9 +122,12 @@ def _verify_chain(
         parts = {name: file.parent / name for name in named}
         read = {name: _result(path) for name, path in parts.items()}
         deviations = again(document, read, digests)
-    if document[SECTION].get("schema") == CAPACITY:
+    schema = document[SECTION].get("schema")
+    if schema == CAPACITY:
         deviations = recheck_capacity(document)
-    elif document[SECTION].get("schema") == SWEEP:
+    elif schema == PRECONDITIONING:
+        deviations = recheck_preconditioning(document)
+    elif schema == SWEEP:
         deviations = recheck_sweep(document, lambda name: _result(file.parent / name), digests)
     return ChainVerification(
         path=file,

@@ -158,6 +158,7 @@ class Phases:
             "rounds": [each.row(number) for number, each in enumerate(rounds, 1)],
             "proof": judged,
             "open_loop": open_loop,
+            "capacity_bytes": capacity,
         }
 
     # --- the window ------------------------------------------------------------------------

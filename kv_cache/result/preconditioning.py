@@ -1,18 +1,20 @@
 """What preconditioning did to a device: the fill, the rounds, and whether their speed is steady."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from kv_cache import __version__
 from kv_cache.config.root import Config
-from kv_cache.config.schema import to_mapping
+from kv_cache.config.schema import from_mapping, to_mapping
 from kv_cache.core.bounded import Number
+from kv_cache.core.errors import ConfigError
 from kv_cache.metrics.outcome import RunOutcome
-from kv_cache.metrics.steady import fill_discarded
+from kv_cache.metrics.steady import Round, fill_discarded, proof
 from kv_cache.result import kinds
 from kv_cache.result.chain import seal
+from kv_cache.result.difference import differences
 from kv_cache.result.run import SECTION
 from kv_cache.result.verdicts import status_of
 
@@ -92,12 +94,19 @@ class PreconditionFacts(Struct, frozen=True, kw_only=True):
     driver: str | None = None
 
 
+_BROKE, _CUT_SHORT = "the program broke: ", " ended it before its end"
+
+
 def precondition_document(
     config: Config, outcome: RunOutcome, environment: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Build the sealed document."""
     done = dict(outcome.preconditioning or {})
-    verdict, reasons = _verdict(config, outcome, done)
+    discarded = outcome.kernel.get("run", {}).get("device_discard_bytes")
+    ended = [] if outcome.death is None else [f"{_BROKE}{outcome.death}"]
+    if outcome.interrupted is not None:
+        ended.append(f"{outcome.interrupted}{_CUT_SHORT}")
+    verdict, reasons = _verdict(config, ended, done, discarded)
     section = {
         "schema": SCHEMA,
         "program_version": __version__,
@@ -107,6 +116,7 @@ def precondition_document(
         "verdict": verdict,
         "reasons": reasons,
         "preconditioning": done,
+        "discarded_bytes": discarded,
         "workload": dict(outcome.workload),
         "config": to_mapping(config),
         "environment": dict(environment),
@@ -114,13 +124,12 @@ def precondition_document(
     return seal({SECTION: section}, {})
 
 
-def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tuple[str, list[str]]:
-    fill, rounds, proof = done.get("fill") or {}, done.get("rounds") or [], done.get("proof")
-    reasons = []
-    if outcome.death is not None:
-        reasons.append(f"the program broke: {outcome.death}")
-    if outcome.interrupted is not None:
-        reasons.append(f"{outcome.interrupted} ended it before its end")
+def _verdict(
+    config: Config, ended: Sequence[str], done: Mapping[str, Any], discarded: float | None
+) -> tuple[str, list[str]]:
+    """Return verdict and reasons. `ended`: why it ended early."""
+    fill, rounds, shown = done.get("fill") or {}, done.get("rounds") or [], done.get("proof")
+    reasons = [*ended]
     if fill and fill["bytes"] < fill["wanted_bytes"]:
         reasons.append("the fill is not complete")
     least = config.passport.thresholds().least_fill_times
@@ -129,7 +138,6 @@ def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tu
             f"the fill wrote less than {least:g} times the capacity: the drive may be fresh; leave "
             "--precondition-size-gb out"
         )
-    discarded = outcome.kernel.get("run", {}).get("device_discard_bytes")
     tolerated = config.passport.thresholds().counter_tolerance
     reasons += fill_discarded(discarded, fill.get("area_bytes"), tolerated)
     if fill.get("discard"):
@@ -139,10 +147,45 @@ def _verdict(config: Config, outcome: RunOutcome, done: Mapping[str, Any]) -> tu
         )
     if not config.precondition.max_rounds:
         return NOT_LOOKED_FOR, [*reasons, "no rounds were wanted (--max-rounds 0)"]
-    if proof is None or not proof["steady"]:
-        rounds_run = "fewer than five" if proof is None else f"after {len(rounds)}"
-        lacks = (proof or {}).get("lacks") or ["raise --max-rounds or --round"]
+    if shown is None or not shown["steady"]:
+        rounds_run = "fewer than five" if shown is None else f"after {len(rounds)}"
+        lacks = (shown or {}).get("lacks") or ["raise --max-rounds or --round"]
         reasons.append(f"not steady: {rounds_run} rounds; {'; '.join(lacks)}")
         return NOT_STEADY, reasons
-    reasons += proof["unjudged"]
+    reasons += shown["unjudged"]
     return (NOT_PROVEN if reasons else STEADY), reasons
+
+
+def recheck_preconditioning(document: Mapping[str, Any]) -> list[str]:
+    """Return what in the document of a preconditioning does not follow from its fill and rounds.
+    Never fails."""
+    section = document[SECTION]
+    try:
+        config = from_mapping(Config, section["config"])
+        return list(_unlike_its_rounds(section, config))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return ["kv_cache.preconditioning lacks what every preconditioning has"]
+    except ConfigError as error:
+        return [f"kv_cache.config: {error}"]
+
+
+def _unlike_its_rounds(section: Mapping[str, Any], config: Config) -> Iterator[str]:
+    done = section["preconditioning"]
+    names = Round.__struct_fields__
+    rounds = [Round(**{name: row[name] for name in names}) for row in done.get("rounds") or []]
+    again = dict(done)
+    if "rounds" in done:
+        again["rounds"] = [each.row(number) for number, each in enumerate(rounds, 1)]
+        again["proof"] = proof(
+            rounds,
+            open_loop=done["open_loop"],
+            capacity_bytes=done["capacity_bytes"],
+            limits=config.passport.thresholds().rounds,
+        )
+    ended = [text for text in section["reasons"] if text.startswith(_BROKE)]
+    ended += [text for text in section["reasons"] if text.endswith(_CUT_SHORT)]
+    verdict, reasons = _verdict(config, ended, again, section["discarded_bytes"])
+    expected = {"preconditioning": again, "verdict": verdict, "reasons": reasons}
+    stored = {name: section[name] for name in expected}
+    for difference in differences({SECTION: stored}, {SECTION: expected}):
+        yield difference.message("the fill and the rounds")

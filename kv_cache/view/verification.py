@@ -3,7 +3,7 @@ evidence is worth."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from kv_cache.result.kinds import CAPACITY, SWEEP
+from kv_cache.result.kinds import CAPACITY, PRECONDITIONING, SWEEP
 from kv_cache.result.verification import (
     ChainVerification,
     RanksVerification,
@@ -83,6 +83,7 @@ _AGAIN: Mapping[str, str] = {
 
 _FROM_WITHIN: Mapping[str, str] = {
     CAPACITY: "of the answer and its verdict are derived again from what the probes saw",
+    PRECONDITIONING: "of the proof and the verdict are derived again from the fill and the rounds",
     SWEEP: "of cells are derived again from the runs, and these from results that are there",
 }
 """The same of documents that hold what their numbers come from."""

@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kv_cache.core.text import as_json
+from kv_cache.result.chain import seal
 from tests.cli import SMALL, Ran, anything, environment, finish, prepare, run, small, start
 from tests.covering import by_day
 from tests.integration.test_runs import sound
@@ -193,6 +196,7 @@ def test_a_signal_during_a_round_leaves_a_result_and_no_file(
     assert own["status"] == "interrupted"
     assert own["preconditioning"]["fill"]["bytes"] > 0
     assert not (tmp_path / "cache").exists()
+    assert run(tmp_path, "verify", "R.json").code == 0
     if words:
         assert own["verdict"] == "not-steady"
     else:
@@ -266,6 +270,7 @@ def test_the_command_tells_the_rounds_and_its_verdict(tmp_path: Path) -> None:
     own = ran.own
     assert own["status"] == "finished"
     assert own["verdict"] == "not-steady"
+    assert run(tmp_path, "verify", "R.json").code == 0
     done = preconditioning(ran)
     assert done["fill"]["bytes"] == done["fill"]["wanted_bytes"]
     assert len(done["rounds"]) == 2
@@ -289,6 +294,27 @@ def test_a_slow_open_loop_is_not_called_steady_for_the_bandwidth_that_it_asks_fo
     assert all(row["write_bytes"] and row["write_p95_ms"] is None for row in done["rounds"])
     assert ran.own["verdict"] == "not-proven"
     assert "writes for a p95" in ran.out
+    assert run(tmp_path, "verify", "R.json").code == 0
+    for forge, words in FORGERIES.values():
+        document = json.loads((tmp_path / "R.json").read_bytes())
+        forge(document["kv_cache"])
+        del document["kv_cache"]["chain"]
+        (tmp_path / "forged.json").write_bytes(as_json(seal(document, {})))
+        checked = run(tmp_path, "verify", "forged.json")
+        assert (checked.code, words in checked.out) == (2, True), checked.out
+
+
+FORGERIES: Mapping[str, tuple[Callable[[Any], object], str]] = {
+    "the verdict": (
+        lambda own: own.update(verdict="steady", reasons=[]), "kv_cache.verdict says 'steady'"),
+    "what is not proven": (
+        lambda own: own["preconditioning"]["proof"].update(unjudged=[]), "proof.unjudged"),
+    "the speed of a round": (
+        lambda own: own["preconditioning"]["rounds"][0].update(bytes_per_second=1e9),
+        "rounds[0].bytes_per_second says 1000000000.0"),
+    "a shape that none has": (
+        lambda own: own["preconditioning"]["rounds"][0].pop("seconds"), "lacks what every"),
+}  # fmt: skip
 
 
 def test_the_command_without_rounds_only_fills(tmp_path: Path) -> None:
@@ -296,6 +322,7 @@ def test_the_command_without_rounds_only_fills(tmp_path: Path) -> None:
               "--max-rounds=0")  # fmt: skip
     assert ran.code == 0, ran.err
     assert ran.own["verdict"] == "not-looked-for"
+    assert run(tmp_path, "verify", "R.json").code == 0
     assert not (tmp_path / "cache").exists()
 
 
