@@ -21,6 +21,11 @@ def figures(value: float | None) -> str:
     return "0" if text == "-0" else text
 
 
+def with_half(mean: str, half: float) -> str:
+    """Return a mean with half of its interval, of which two figures are told: 12.3±0.4."""
+    return f"{mean}±{figures(float(f'{half:.2g}'))}"
+
+
 def gib_per_s(bytes_per_s: float) -> str:
     """Return a rate of bytes in GiB/s, the unit of every rate that was measured."""
     return f"{figures(bytes_per_s / GIB)} GiB/s"

@@ -132,6 +132,11 @@ class Lead(Struct, frozen=True, kw_only=True):
     shown: bool
 
     @property
+    def half(self) -> float:
+        """Half of the interval."""
+        return (self.interval.high - self.interval.low) / 2
+
+    @property
     def equal(self) -> bool:
         """Whether both have the same in every pair: neither leads."""
         return self.mean == self.interval.low == self.interval.high == 0

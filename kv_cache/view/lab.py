@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from kv_cache.core.format import figures
+from kv_cache.core.format import figures, with_half
 from kv_cache.lab.judge import PolicyFailure, PolicyOrder
 from kv_cache.lab.table import FoundShares, LabColumn, LabEntry, LabTable
 from kv_cache.metrics.intervals import IntervalEnds
@@ -253,8 +253,7 @@ def lead_text(lead: Lead | None, unit: units.DisplayUnit) -> str:
         return "not judged"
     if lead.equal:
         return "best"
-    half = (lead.interval.high - lead.interval.low) / 2 / unit.scale
-    text = f"{unit.text(lead.mean)}±{figures(float(f'{half:.2g}'))}"
+    text = with_half(unit.text(lead.mean), lead.half / unit.scale)
     return text if lead.shown else f"({text})"
 
 
@@ -336,9 +335,8 @@ def _missed(by_rule: FoundBy, entry: LabEntry, shares: FoundShares) -> IntervalE
     lead = leads.get(entry.policy)
     if lead is None:
         return None
-    reach = (lead.interval.high - lead.interval.low) / 2
     return IntervalEnds(
-        low=max(0.0, shares.miss_ratio - reach), high=min(1.0, shares.miss_ratio + reach)
+        low=max(0.0, shares.miss_ratio - lead.half), high=min(1.0, shares.miss_ratio + lead.half)
     )
 
 

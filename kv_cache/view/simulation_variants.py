@@ -7,7 +7,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from kv_cache.config.scenarios import short_names
-from kv_cache.core.format import as_text, figures
+from kv_cache.core.format import as_text, with_half
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.metrics.order import Lead
@@ -324,8 +324,7 @@ def _lead(measure: Measure, lead: Lead | None) -> str:
         return "not judged"
     if lead.equal:
         return "best"
-    reach = measure.scale * (lead.interval.high - lead.interval.low) / 2
-    text = f"{measure.shown(lead.mean)}±{figures(float(f'{reach:.2g}'))}"
+    text = with_half(measure.shown(lead.mean), lead.half * measure.scale)
     return text if lead.shown else f"({text})"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from kv_cache.core.format import figures
+from kv_cache.core.format import figures, with_half
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.order import Lead
 from kv_cache.result.metrics import HIGHER, LOWER, Json
@@ -30,30 +30,22 @@ class Measure(Struct, frozen=True, kw_only=True):
         `2.4 (0.01 to 7)`."""
         if row is None or row["mean"] is None:
             return MISSING
-        mean, reach = self.shown(row["mean"]), reach_of(row)
-        if reach is None or reach <= _LEAST_REACH * abs(row["mean"]):
+        mean, ends = self.shown(row["mean"]), row["interval"]
+        reach = 0.0 if ends is None else (ends["high"] - ends["low"]) / 2
+        if reach <= _LEAST_REACH * abs(row["mean"]):
             return mean
         if reach > abs(row["mean"]):
             low, high = self.shown(min(row["values"])), self.shown(max(row["values"]))
             return mean if low == high else f"{mean} ({low} to {high})"
-        return f"{mean}±{figures(float(f'{reach * self.scale:.2g}'))}"
+        return with_half(mean, reach * self.scale)
 
     def lead(self, lead: Lead) -> str:
         """Return a difference with half of its interval and its unit: `242±10 ms`."""
-        reach = self.scale * (lead.interval.high - lead.interval.low) / 2
         unit = "points" if self.unit == "%" else self.unit
-        return f"{self.shown(lead.mean)}±{figures(float(f'{reach:.2g}'))} {unit}".rstrip()
+        return f"{with_half(self.shown(lead.mean), lead.half * self.scale)} {unit}".rstrip()
 
 
 _LEAST_REACH = 0.001
-
-
-def reach_of(row: Json) -> float | None:
-    """Return half of the width of a number's interval."""
-    if row["interval"] is None:
-        return None
-    reach: float = (row["interval"]["high"] - row["interval"]["low"]) / 2
-    return reach
 
 
 def _times(name: str, label: str, *percents: str) -> tuple[Measure, ...]:
