@@ -100,7 +100,8 @@ def held_block_bytes(scenario: Scenario, tier: str) -> int:
 
 
 def parameters(model: ModelSection) -> Parameters:
-    """Weights of the model: what is given, else a built-in model's own. Raises ConfigError."""
+    """Weights of the model: what is given, else a built-in model's own. Of a mixture whose experts
+    nobody knows all weights are in them. Raises ConfigError."""
     known = PARAMETERS.get(model.name)
     if model.params_billion is not None:
         known = Parameters(model.params_billion, model.params_billion)
@@ -115,7 +116,9 @@ def parameters(model: ModelSection) -> Parameters:
             f"model.total_params_billion is {total:g}, less than the {known.active_billion:g} that "
             "a token passes through; correct one of them"
         )
-    return Parameters(known.active_billion, total)
+    if total == known.total_billion:
+        return known
+    return Parameters(known.active_billion, total, known.active_billion / total)
 
 
 def lower_tiers(scenario: Scenario) -> list[str]:

@@ -216,10 +216,18 @@ MODELS: Mapping[str, ModelShape] = {
 
 class Parameters(Struct, frozen=True):
     """Weights of a model, in 10^9: those that a token passes through, and all that memory holds
-    (the same, but for mixtures of experts)."""
+    (the same, but for mixtures of experts). `chosen`: the share of its experts that a token passes
+    through."""
 
     active_billion: float
     total_billion: float
+    chosen: float = 1.0
+
+    @property
+    def experts_billion(self) -> float:
+        """Those of all experts together; the others are passed through by every token."""
+        idle = self.total_billion - self.active_billion
+        return idle / (1 - self.chosen) if idle else 0.0
 
 
 def _dense(billion: float) -> Parameters:
@@ -232,15 +240,15 @@ PARAMETERS: Mapping[str, Parameters] = {
     "llama3.1-8b": _dense(8.03),
     "llama3.1-70b-instruct": _dense(70.55),
     "llama3.1-405b": _dense(405.85),
-    "deepseek-v3": Parameters(37.0, 671.0),
+    "deepseek-v3": Parameters(37.0, 671.0, 8 / 256),
     "qwen3-8b": _dense(8.19),
     "qwen3-32b": _dense(32.76),
-    "qwen3-30b-a3b": Parameters(3.3, 30.5),
-    "qwen3-235b-a22b": Parameters(22.0, 235.0),
-    "gpt-oss-120b": Parameters(5.1, 117.0),
-    "gpt-oss-20b": Parameters(3.6, 21.0),
-    "gpt-oss-120b-hybrid": Parameters(5.1, 117.0),
-    "gpt-oss-20b-hybrid": Parameters(3.6, 21.0),
+    "qwen3-30b-a3b": Parameters(3.3, 30.5, 8 / 128),
+    "qwen3-235b-a22b": Parameters(22.0, 235.0, 8 / 128),
+    "gpt-oss-120b": Parameters(5.1, 117.0, 4 / 128),
+    "gpt-oss-20b": Parameters(3.6, 21.0, 4 / 32),
+    "gpt-oss-120b-hybrid": Parameters(5.1, 117.0, 4 / 128),
+    "gpt-oss-20b-hybrid": Parameters(3.6, 21.0, 4 / 32),
 }
 """Of models of `MODELS`. Dense ones: the elements of all tensors in the repository that `source`
 names; mixtures of experts: as their model cards say. The toy model has none."""

@@ -1,19 +1,23 @@
 """The engine against plain models of it: block by block, step by step, and figures known before."""
 
 import json
+import random
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_cache.config.scenario import InstanceSection, ModelSection
+from kv_cache.config.scenario_rules import parameters
 from kv_cache.core.errors import BrokenLawError
 from kv_cache.policy.eviction import EVICTION
 from kv_cache.sim.cluster.cluster import Cluster
-from kv_cache.sim.cluster.compute import ComputeModel, Rates, Roofline, pairs_of
+from kv_cache.sim.cluster.compute import ComputeModel, Rates, Roofline, make_compute, pairs_of
 from kv_cache.sim.cluster.event_loop import Loop
 from kv_cache.sim.cluster.fleet import Loads
 from kv_cache.sim.cluster.flight import Flight
@@ -228,7 +232,7 @@ ROOFLINES = st.builds(
     Roofline,
     flop_token=st.floats(1, 1e4), flop_pair=st.floats(0, 10), byte_weights=st.floats(0, 1e5),
     byte_token=st.floats(0, 10), shared_token=st.floats(0, 10), overhead=st.floats(0, 1e4),
-    token_ns=st.just(0.0),
+    token_ns=st.just(0.0), byte_experts=st.floats(0, 1e6), spared=st.floats(0, 1),
 )  # fmt: skip
 
 
@@ -253,6 +257,32 @@ def is_the_sum_of_its_steps(
     """Each step is rounded up by less than 1 ns, the run once."""
     alone = sum(compute.step_ns(0, 0, 0, sequences, context + i * sequences) for i in range(steps))
     assert -2 <= alone - compute.run_ns(sequences, context, steps) <= steps + alone * 1e-9
+
+
+@pytest.mark.parametrize(
+    ("model", "total", "experts", "chosen"),
+    [
+        (ModelSection(name="qwen3-30b-a3b"), 30.5, 128, 8),
+        (ModelSection(name="deepseek-v3"), 671.0, 256, 8),
+        (ModelSection(name="llama3.1-8b", params_billion=5, total_params_billion=40), 40.0, 8, 1),
+    ],
+)
+def test_a_step_of_a_mixture_of_experts_reads_those_that_its_tokens_pass_through(
+    model: ModelSection, total: float, experts: int, chosen: int
+) -> None:
+    """One token reads what is active, a few hundred nearly all that memory holds: by drawing."""
+    section = InstanceSection(tflops=1e6, hbm_gbytes_per_s=1000, flops_share=1.0, bytes_share=1.0)
+    compute, active = make_compute(section, model, 256), parameters(model).active_billion
+    each = (total - active) / (experts - chosen)
+    rng = random.Random(7)
+    for tokens in (1, 2, 16, 64, 256):
+        met = [
+            len({e for _ in range(tokens) for e in rng.sample(range(experts), chosen)})
+            for _ in range(200)
+        ]
+        billion = active + (fmean(met) - chosen) * each
+        read_ms = compute.step_ns(0, 0, 0, tokens, 0) / 1e6
+        assert read_ms == pytest.approx(billion * 2, rel=0.02)
 
 
 @given(st.integers(0, 1000), st.lists(st.integers(1, 500), min_size=1, max_size=8))

@@ -5,7 +5,8 @@ Roofline (Williams et al., CACM 52(4), 2009) with what a transformer needs (Chow
 arXiv 2204.02311, appendix B): 2 FLOPs a weight and token, and for attention 4 x layers x heads x
 head_dim FLOPs for each pair of a token and one it attends to; weights are read once a step, KV
 state once for each sequence (a prompt chunk reads what lies before it). The longer of FLOPs and
-bytes counts.
+bytes counts. Of a mixture of experts a step reads those that any of its tokens passes through: of n
+experts, of which each token has k, n (1 - (1 - k/n) ^ tokens), if all are drawn evenly.
 
 GPUs that share each layer (tensor parallelism; Shoeybi et al., Megatron-LM, arXiv 1909.08053,
 section 3) add up their outputs twice a layer, and nothing is computed meanwhile: a ring sends
@@ -18,7 +19,7 @@ rate plus decoded tokens over the decode rate. Table: `table_compute.py`. None: 
 It must never depend on more than batch and context, and is exact for a run of many decode steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Protocol
 
@@ -106,8 +107,10 @@ class Rates:
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """ns per unit of work: `flop_token` for a token's way through the weights, `flop_pair` for one
-    pair of attention, `byte_weights` for reading all weights, `byte_token` for a token's state,
-    `shared_token` for adding up what several GPUs computed of it."""
+    pair of attention, `byte_weights` for reading the weights that each token passes through,
+    `byte_experts` for those of all experts, of which one token leaves a share of `spared` alone,
+    `byte_token` for a token's state, `shared_token` for adding up what several GPUs computed of
+    it."""
 
     flop_token: float
     flop_pair: float
@@ -116,17 +119,23 @@ class Roofline:
     shared_token: float
     overhead: float
     token_ns: float
+    byte_experts: float = 0.0
+    spared: float = 0.0
+
+    def weights_ns(self, tokens: int) -> float:
+        """Return the time of reading what so many tokens pass through together."""
+        return self.byte_weights + self.byte_experts * (1 - self.spared**tokens)
 
     def step_ns(self, chunks: int, pairs: int, read: int, sequences: int, context: int) -> int:
         flops = (chunks + sequences) * self.flop_token + (pairs + context) * self.flop_pair
-        nbytes = self.byte_weights + (read + context) * self.byte_token
+        nbytes = self.weights_ns(chunks + sequences) + (read + context) * self.byte_token
         shared = (chunks + sequences) * self.shared_token
         return ceil(self.overhead + shared + max(flops, nbytes))
 
     def run_ns(self, sequences: int, context: int, steps: int) -> int:
         """FLOPs and bytes both grow in a straight line, so they cross at most once."""
         flops = sequences * self.flop_token + context * self.flop_pair
-        nbytes = self.byte_weights + context * self.byte_token
+        nbytes = self.weights_ns(sequences) + context * self.byte_token
         ahead = flops - nbytes
         change = sequences * (self.flop_pair - self.byte_token)
         turn = steps  # the first step at which the other one is longer
@@ -200,23 +209,30 @@ def make_compute(
         )
     if table is not None:
         return TableCompute(table, overhead, max_num_seqs)
+
+    def read_ns(billion: float) -> float:
+        return billion * 1e9 * model.weight_bits / 8 * bytes_ns
+
     shape = model_shape(model)
     flops_ns = _each_ns(section.tflops * 1e12 * section.flops_share)
     bytes_ns = _each_ns(section.hbm_gbytes_per_s * 1e9 * section.bytes_share)
-    params = parameters(model).active_billion * 1e9
-    flop_token = 2 * params * flops_ns
+    weights = parameters(model)
+    flop_token = 2 * weights.active_billion * 1e9 * flops_ns
     shared_token, shared_step = _sharing_ns(shape, gpus) if gpus else (0.0, 0.0)
     overhead += shared_step
-    byte_weights = params * model.weight_bits / 8 * bytes_ns
-    return Roofline(
+    roofline = Roofline(
         flop_token=flop_token,
         flop_pair=4 * shape.num_layers * shape.num_heads * shape.head_dim * flops_ns,
-        byte_weights=byte_weights,
+        byte_weights=read_ns(weights.total_billion - weights.experts_billion),
         byte_token=kv_bytes_per_token(model) * (gpus.kv_copies if gpus else 1) * bytes_ns,
         shared_token=shared_token,
         overhead=overhead,
-        token_ns=max(flop_token, (byte_weights + overhead) / max_num_seqs) + shared_token,
+        token_ns=0.0,
+        byte_experts=read_ns(weights.experts_billion),
+        spared=1 - weights.chosen,
     )
+    full_ns = (roofline.weights_ns(max_num_seqs) + overhead) / max_num_seqs
+    return replace(roofline, token_ns=max(flop_token, full_ns) + shared_token)
 
 
 _SUMS_OF_A_LAYER = 2
