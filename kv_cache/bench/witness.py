@@ -22,7 +22,7 @@ from kv_cache.bench.probes.counter_watch import CounterWatch
 from kv_cache.bench.probes.cpu_users import CpuUsers
 from kv_cache.bench.probes.diskstats import largest_request_bytes
 from kv_cache.bench.probes.lag import LagCanary, in_ms
-from kv_cache.bench.probes.link import link_of
+from kv_cache.bench.probes.link import link_of, namespaces_beside
 from kv_cache.bench.probes.network import is_here
 from kv_cache.bench.probes.pagecache import PageCacheSampler
 from kv_cache.bench.probes.payload_pages import examine
@@ -71,6 +71,7 @@ class Witness:
         self._accounted = bool(devices) and all(device is not None for device in devices)
         self._devices = tuple(dict.fromkeys(device for device in devices if device is not None))
         self._stack = stack_of(directories)
+        self._drives = (*self._stack.disks, *namespaces_beside(self._stack.disks))
         self.page_cache = PageCacheSampler(config.sample_every)
         loaded = library() if native else ""
         self._canary = LagCanary(native=None if isinstance(loaded, str) else loaded)
@@ -115,9 +116,7 @@ class Witness:
         )
 
     def _counters(self) -> Counters:
-        return read_counters(
-            self._devices, self._stack.disks, sockets=self._server_here is not None
-        )
+        return read_counters(self._devices, self._drives, sockets=self._server_here is not None)
 
     def _others(self) -> foreign.Snapshot:
         return foreign.snapshot(excluded={*foreign.our_pids(), *self._siblings})
@@ -264,7 +263,7 @@ class Witness:
                  moved.process_read_bytes)  # fmt: skip
         writes = (moved.foot_write_bytes if compared else moved.device_write_bytes, mine[1],
                   moved.process_write_bytes)  # fmt: skip
-        names = self._stack.disks if compared else self._devices
+        names = self._drives if compared else self._devices
         return {
             "read_bytes": _theirs(*reads),
             "write_bytes": _theirs(*writes),
@@ -325,6 +324,7 @@ class Witness:
         section = {
             **foreign.section(self._own, self._neighbours),
             "largest_request_bytes": largest_request_bytes(counted),
+            "namespaces": list(self._drives[len(self._stack.disks) :]),
         }
         if not self._siblings:
             return section

@@ -312,12 +312,14 @@ def _foreign(run: CountedRun) -> dict[str, Any] | None:
 def _less_ours(run: CountedRun, foreign: Mapping[str, Any]) -> dict[str, Any]:
     """Return what devices counted in the window less what was ours.
 
-    The disks at the feet of the stack count their other partitions and volumes too. Where their
+    The disks at the feet of the stack count their other partitions and volumes too, and beside them
+    other namespaces of their drives. Where their
     bytes are not those of the directories (mirrors, parity, copies on write), or they do not count,
     the devices of the file systems stand in for them."""
     window, stack = run.kernel("window"), _facts(run).stack or {}
     feet = None if stack.get("not_compared") else window.get("foot_read_bytes")
-    names = [str(foot.get("name")) for foot in _feet(stack)]
+    beside = [str(name) for name in foreign.get("namespaces") or []]
+    names = [*(str(foot.get("name")) for foot in _feet(stack)), *beside]
     counted = window.get("device") if feet is None else "+".join(dict.fromkeys(names))
     prefix = "device" if feet is None else "foot"
     theirs = {

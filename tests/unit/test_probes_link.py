@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_cache.bench.probes.link import bytes_per_second, link_of
+from kv_cache.bench.probes.link import bytes_per_second, link_of, namespaces_beside
 
 ROOT_PORT = "devices/pci0000:00/0000:00:01.0"
 DRIVE = f"{ROOT_PORT}/0000:01:00.0"
@@ -111,3 +111,18 @@ def test_other_disks_have_none_though_their_adapter_is_on_pcie(tmp_path: Path) -
         assert link_of(name, tmp_path) is None
     assert link_of("nvme9n1", tmp_path) is None
     assert link_of(None, tmp_path) is None
+
+
+# --- namespaces ------------------------------------------------------------------------------
+
+
+def test_other_namespaces_of_a_drive_are_beside_it(tmp_path: Path) -> None:
+    for name in ("nvme0n1", "nvme0n1/nvme0n1p1", "nvme0n2", "ng0n2", "hwmon0"):
+        disk(tmp_path, f"{DRIVE}/nvme/nvme0/{name}")
+    disk(tmp_path, f"{ROOT_PORT}/0000:02:00.0/nvme/nvme1/nvme1n1")
+    assert namespaces_beside(["nvme0n1"], tmp_path) == ("nvme0n2",)
+    assert namespaces_beside(["nvme0n1", "nvme0n2"], tmp_path) == ()
+    assert namespaces_beside(["nvme1n1", "sda"], tmp_path) == ()
+    for name in ("nvme4n1", "nvme4c4n1", "nvme4n7"):  # over several paths
+        disk(tmp_path, f"devices/virtual/nvme-subsystem/nvme-subsys4/{name}")
+    assert namespaces_beside(["nvme4n1"], tmp_path) == ("nvme4n7",)

@@ -6,12 +6,13 @@ drive behind a switch or in a slower slot gets no more.
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kv_cache.bench.procfs import text_of
 
 _NVME = re.compile(r"nvme\d+n\d+(p\d+)?")
+_NAMESPACE = re.compile(r"nvme\d+n\d+")
 _CONTROLLER = re.compile(r"nvme\d+")
 _SPEED = re.compile(r"([\d.]+) GT/s.*")
 _NO_WIDTH = (0, 255)  # no link is up; the kernel doesn't know
@@ -32,6 +33,18 @@ def link_of(device: str | None, sysfs: Path = Path("/sys")) -> tuple[float, str]
     if not known or len(known) < len(links):
         return None
     return sum(rate for rate, _ in known), " + ".join(source for _, source in known)
+
+
+def namespaces_beside(disks: Sequence[str], sysfs: Path = Path("/sys")) -> tuple[str, ...]:
+    """Return the other namespaces of NVMe drives that these disks are namespaces of: they have the
+    same flash and controller, and counters of their own."""
+    homes = [
+        Path(os.path.realpath(sysfs / "class/block" / disk)).parent
+        for disk in disks
+        if _NAMESPACE.fullmatch(disk)
+    ]
+    names = [path.name for home in dict.fromkeys(homes) for path in sorted(home.glob("nvme*n*"))]
+    return tuple(name for name in names if _NAMESPACE.fullmatch(name) and name not in disks)
 
 
 def bytes_per_second(speed: str | None, width: str | None) -> float | None:
