@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from kv_cache.bench.address_space import address_space_limit
+from kv_cache.bench.address_space import memory_limits
 from kv_cache.bench.procfs import cgroup_directories, text_of
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB, MIB, human_bytes
@@ -35,8 +35,7 @@ def check_ram(
     if need <= usable:
         return
     listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items() if size)
-    limit = address_space_limit()
-    bound = "" if limit is None else f" (ulimit -v is {human_bytes(limit)})"
+    bound = "".join(f" ({at.flag} is {human_bytes(at.nbytes)})" for at in memory_limits())
     raise PlaceError(
         f"the run needs {human_bytes(need)} of RAM ({listed}) but {human_bytes(have)} are "
         f"available{bound}, of which {human_bytes(usable)} may be used; "
@@ -73,7 +72,8 @@ def _what_fits(parts: Mapping[str, int], usable: int) -> str:
     gpu = sum(size for name, size in parts.items() if name.startswith(GPU_TIER))
     fixed = sum(parts.values()) - cpu - gpu
     if fixed > usable or not (cpu or gpu):
-        larger = "use a larger machine" if address_space_limit() is None else "raise ulimit -v"
+        raised = " and ".join(limit.flag for limit in memory_limits())
+        larger = f"raise {raised}" if raised else "use a larger machine"
         return f"{human_bytes(fixed)} of it no option of a tier can save: {larger}"
     options = []
     if cpu:
@@ -91,14 +91,14 @@ def _floor_gib(nbytes: int) -> float:
 
 def available_ram_bytes() -> int:
     """Count the bytes that can be allocated without swapping, as the machine, cgroups and the
-    limit on address space allow."""
+    limits of this process allow."""
     available = int(psutil.virtual_memory().available)
-    return max(0, min([available, *_left_in_cgroups(), *_left_of_address_space()]))
+    return max(0, min([available, *_left_in_cgroups(), *_left_of_limits()]))
 
 
-def _left_of_address_space() -> list[int]:
-    limit = address_space_limit()
-    return [] if limit is None else [limit - int(psutil.Process().memory_info().vms)]
+def _left_of_limits() -> list[int]:
+    taken = psutil.Process().memory_info()
+    return [limit.nbytes - int(getattr(taken, limit.used)) for limit in memory_limits()]
 
 
 def _left_in_cgroups() -> list[int]:

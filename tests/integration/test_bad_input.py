@@ -128,20 +128,22 @@ def test_a_read_only_cache_dir_is_refused(tmp_path: Path) -> None:
     assert "read-only" in ran.err or "writ" in ran.err
 
 
+@pytest.mark.parametrize("flag", ["-v", "-d"])
 @pytest.mark.parametrize("kib", [150_000, 300_000, 700_000])
-def test_a_limit_on_address_space_that_is_too_low_is_named(kib: int, tmp_path: Path) -> None:
+def test_a_limit_on_memory_that_is_too_low_is_named(kib: int, flag: str, tmp_path: Path) -> None:
     """Libraries, buffers and threads fail in it one after the other as it grows."""
     prepare(tmp_path)
     run = command(*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=1")
     stacks = "--set=io.threads=128"  # 1 GiB of them
     done = subprocess.run(
-        ["bash", "-c", f'ulimit -v {kib} -s 8192; exec "$@"', "bash", *run, stacks], cwd=tmp_path,
+        ["bash", "-c", f'ulimit {flag} {kib} -s 8192; exec "$@"', "bash", *run, stacks],
+        cwd=tmp_path,
         env=environment(), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("kv-cache: ")]
-    assert "ulimit -v" in sentence
+    assert f"ulimit {flag}" in sentence
     assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
 
 
