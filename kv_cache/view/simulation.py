@@ -64,6 +64,7 @@ from kv_cache.view.parts import (
     present,
 )
 from kv_cache.view.simulation_variants import (
+    OF_SEEDS,
     Options,
     behind,
     by_option,
@@ -343,7 +344,7 @@ def _numbers(variants: Sequence[SimVariant]) -> list[Part]:
         title="Latency",
         columns=[ShownColumn("latency, ms"), *(ShownColumn(name, units.COUNT) for name in short)],
         rows=[[label(v), *(short_text(v, measure) for measure in shown)] for v in variants],
-        caption="A mean over seeds with half of its 95 % interval." if spans else "",
+        caption=OF_SEEDS if spans else "",
     )
     every = dict.fromkeys(path for variant in variants for path in variant.numbers)
     all_numbers = Table.of(

@@ -53,6 +53,12 @@ def short_text(variant: SimVariant, measure: Measure) -> str:
     return MISSING if row is None else measure.with_reach(to_builtins(row))
 
 
+OF_SEEDS = (
+    "A mean over seeds with half of its 95 % interval, or where that is more than the mean the "
+    "least and the most."
+)
+
+
 # --- columns of options ----------------------------------------------------------------------
 
 
