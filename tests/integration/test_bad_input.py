@@ -231,7 +231,7 @@ def test_a_probe_with_too_little_memory_names_its_own_way_out(
     monkeypatch.setattr("kv_cache.bench.memory.available_ram_bytes", lambda: 4 << 30)
     words = ("probe", "--cache-dir=cache", "--size-gib=1", "--sizes=1MiB", "--dry-run")
     code, _, err = called(tmp_path, *words, "--concurrency=256")
-    assert (code, "--concurrency" in err, "64 KiB" in err) == (2, True, True), err
+    assert (code, "--concurrency" in err, "256 KiB" in err) == (2, True, True), err
     assert called(tmp_path, *words, "--concurrency=64")[0] == 0
 
 
