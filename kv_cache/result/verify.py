@@ -11,7 +11,7 @@ too.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from math import inf
+from math import inf, isclose
 from typing import Any
 
 from kv_cache import __version__
@@ -38,6 +38,7 @@ from kv_cache.result.run import (
     semantics_of,
 )
 from kv_cache.result.sections import paced
+from kv_cache.result.verdicts import FINISHED
 
 SOURCE = "what was counted"
 _WORDS = ("rules", "reasons", "changed_thresholds")
@@ -47,6 +48,7 @@ _RISING = (
 )
 """Counters of the kernel that never fall."""
 _LONGEST_S = 2**63 / NS_PER_S
+_ROUNDED_S = 1e-3
 _JUDGED = tuple(f"{SECTION}.passport.{name}" for name in _WORDS)
 """Another version may have other rules, and other words for them."""
 
@@ -167,6 +169,20 @@ def _settings_are_the_configured(run: CountedRun) -> Iterator[str]:
         )
 
 
+def _a_finished_window_is_whole(run: CountedRun) -> Iterator[str]:
+    """Users who never stop asking, by themselves, end at --duration alone, unless interrupted."""
+    config, duration_s = run.config, run.config.run.duration_s
+    bounded = config.run.max_requests or config.run.until or config.replays
+    controlled = config.autoscaler.enabled or run.facts.rank.ranks != 1
+    if run.facts.status != FINISHED or duration_s is None or bounded or controlled:
+        return
+    if not isclose(run.window_s, duration_s, abs_tol=_ROUNDED_S):
+        yield (
+            f"kv_cache.status says {show(FINISHED)}, but the window of {run.window_s:g} s ended "
+            f"otherwise than at --duration {duration_s:g}"
+        )
+
+
 def _semantics_are_the_configured(run: CountedRun) -> Iterator[str]:
     for difference in differences(run.facts.semantics, semantics_of(run.config)):
         yield f"kv_cache.semantics.{difference.message('the configuration')}"
@@ -241,6 +257,7 @@ LAWS: tuple[Callable[[CountedRun], Iterator[str]], ...] = (
     _histograms_are_of_the_same_operations,
     _batches_cover_the_window,
     _settings_are_the_configured,
+    _a_finished_window_is_whole,
     _semantics_are_the_configured,
     _lists_are_of_the_requests,
     _a_part_is_no_more_than_the_whole,

@@ -5,7 +5,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -23,10 +25,10 @@ from kv_cache.core.text import as_json
 from kv_cache.core.units import human_bytes
 from kv_cache.result.chain import check, file_digest, fingerprint, seal
 from kv_cache.result.derive import SCHEMA, derive
-from kv_cache.result.run import read_run
+from kv_cache.result.run import plain, read_run
 from kv_cache.result.side_files import RECORDS
 from kv_cache.result.verify import recheck
-from tests.cli import run, small
+from tests.cli import SMALL, anything, finish, run, small, start
 from tests.unit.test_passport import leaves, put
 
 Document = dict[str, Any]
@@ -166,12 +168,34 @@ def test_a_window_that_was_halved_holds_more_time_than_there_is(
     document = small(tmp_path, "--max-requests=0", "--duration=5").result
     ends = document["kv_cache"]["phases_ns"]
     ends["measure_end"] = (ends["measure_start"] + ends["measure_end"]) // 2
+    document["kv_cache"]["config"]["run"]["duration_s"] = 2.5
     doubled = derive(read_run(document))
     (tmp_path / "halved.json").write_bytes(as_json(seal(doubled, {})))
     code, out = verify(tmp_path / "halved.json")
     assert code == 0, out  # it agrees with itself
     assert "verdict      valid" not in out
     assert "the window was longer than is said" in out
+
+
+def test_a_run_that_was_interrupted_cannot_be_made_a_finished_one(tmp_path: Path) -> None:
+    """Stopped where it looked best, and made anew from what it says was counted."""
+    process = start(
+        tmp_path, [*SMALL, "--cache-dir=cache", "--output=R.json", "--max-requests=0",
+                   "--duration=60"]
+    )  # fmt: skip
+    while process.poll() is None and not anything(tmp_path / "cache", "*/*/[0-9a-f]*.kv", 3):
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    document = finish(process, tmp_path).result
+    assert recheck(document) == []
+    own = document["kv_cache"]
+    assert own["status"] == "interrupted"
+    own["status"] = "finished"
+    own["passport"]["evidence"]["completeness"]["interrupted"] = None
+    sentences = recheck(plain(derive(read_run(document))))
+    assert len(sentences) == 1
+    assert "ended otherwise than at --duration 60" in sentences[0]
 
 
 def test_another_formatting_changes_nothing(directory: Path, verify: Callable[..., Say]) -> None:
