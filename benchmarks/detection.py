@@ -217,6 +217,15 @@ WAYS = [
         ("best trial of an MLPerf sequence copied over the others, resealed", "duplicate",
          "test_a_trial_that_is_copied_over_another_is_told_by_its_times"),
     )),
+    *(Way(what, "verify", test, Origin.OWN) for what, test in (
+        ("interrupted run called finished, all made anew and resealed", (f"{_VERIFY}::"
+         "test_a_run_that_was_interrupted_cannot_be_made_a_finished_one")),
+        ("answer or verdict of a search changed, a probe left out, resealed",
+         ("tests/integration/test_capacity.py::"
+         "test_an_answer_that_does_not_follow_from_its_probes_is_told_though_the_hashes_fit")),
+        ("cells of a sweep changed and resealed", ("tests/integration/test_sweep.py::"
+         "test_numbers_of_a_sweep_that_do_not_follow_from_its_runs_are_told_though_the_hashes_fit")),
+    )),
     *(Way(what, rules, f"{_FORMS}::{name}", Origin.REVIEW) for what, rules, name in (
         ("threshold that was moved", "threshold",
          "test_a_threshold_that_was_moved_is_named_beside_the_verdict_in_every_form"),
