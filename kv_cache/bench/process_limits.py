@@ -3,12 +3,15 @@ kernel holds for it, which shells, batch systems and containers set."""
 
 import errno
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kv_cache.bench import address_space
 from kv_cache.core.errors import PlaceError
 from kv_cache.core.units import GIB
-from kv_cache.tiers.buffers import BufferPool
-from kv_cache.tiers.native import Transfers
+
+if TYPE_CHECKING:  # what every command begins with imports no package
+    from kv_cache.tiers.buffers import BufferPool
+    from kv_cache.tiers.native import Transfers
 
 try:
     import resource
@@ -22,7 +25,7 @@ _MOST_HELD_RINGS = 128  # each takes the kernel 4 MiB for 512 MiB in small pages
 _CAP_IPC_LOCK = 14  # linux/capability.h
 
 
-def take_rings(transfers: Transfers, rings: int, *pools: BufferPool) -> None:
+def take_rings(transfers: "Transfers", rings: int, *pools: "BufferPool") -> None:
     """Prepare for so many threads that each have an io_uring, which hold the memory of
     `pools` where they may. Raises PlaceError where there can be no such rings."""
     _take_files_for(rings)
