@@ -11,7 +11,7 @@ NS_PER_S = 1_000_000_000
 
 MISSING = "\u2013"
 """What people are shown instead of a number that there is not: an en dash."""
-AT_LEAST = "\u2265"
+AT_LEAST, AT_MOST = "\u2265", "\u2264"
 """And before a lower bound: greater than or equal to."""
 
 PAGE_BYTES = 4096

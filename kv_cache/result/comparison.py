@@ -266,10 +266,9 @@ def _facts(section: Json) -> Iterator[tuple[tuple[str, str], Any]]:
 
 class Sampled(Struct, frozen=True, kw_only=True):
     """One metric of one input. `samples` are what its spread is known from: the trials' values, or
-    the batches'; `why_none` is the reason if there are none. A lower bound has neither."""
+    the batches'; `why_none` is the reason if there are none."""
 
     value: float
-    at_least: bool = False
     samples: tuple[float, ...] = ()
     why_none: str | None = None
 
@@ -277,6 +276,14 @@ class Sampled(Struct, frozen=True, kw_only=True):
 def sampled(result: Input, metric: Metric, base: Input) -> Sampled | None:
     """Return the metric's samples, None if the result does not have it."""
     return _of_run(result, metric) if result.trials is None else _of_trials(result, metric, base)
+
+
+def is_lower_bound(result: Input, metric: Metric) -> bool:
+    """Return whether its value is a lower bound."""
+    if result.trials is None:
+        return metric.at_least(result.section)
+    rows = result.section.get("metrics")
+    return isinstance(rows, Mapping) and bool(value_at(rows.get(metric.name), "at_least"))
 
 
 def _of_trials(result: Input, metric: Metric, base: Input) -> Sampled | None:
@@ -292,8 +299,6 @@ def _of_trials(result: Input, metric: Metric, base: Input) -> Sampled | None:
     if not known:
         return None
     value = exp(fmean(map(log, known))) if min(known) > 0 else fmean(known)
-    if value_at(row, "at_least"):
-        return Sampled(value=value, at_least=True)
     if len(known) != result.trials:
         return Sampled(value=value, why_none="not every trial has it")
     if min(known) <= 0:
@@ -307,8 +312,6 @@ def _of_run(result: Input, metric: Metric) -> Sampled | None:
     value = metric.value(result.section)
     if value is None:
         return None
-    if metric.at_least(result.section):
-        return Sampled(value=value, at_least=True)
     if result.ranks is not None:
         return Sampled(value=value, why_none=_NO_REPLICATES)
     if metric.batch is None:
@@ -381,8 +384,9 @@ def batches(section: Json) -> list[list[Json]] | str:
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One metric of one result against the baseline's. `ratio` is result / baseline, None where one
-    of them is a lower bound (`at_least`: of the baseline's value, and of the result's)."""
+    """One metric of one result against the baseline's. `ratio` is result / baseline. Of values
+    that are lower bounds (`at_least`: the baseline's, and the result's) it is the least or the most
+    that it can be, without an interval, and None where that leaves open which is larger."""
 
     metric: Metric
     label: str
@@ -431,6 +435,7 @@ class _Pair:
         self.metric, self.label = metric, other.label
         self._a, self._b = sampled(base, metric, base), sampled(other, metric, base)
         self._in_pairs = base.in_pairs
+        self.at_least = is_lower_bound(base, metric), is_lower_bound(other, metric)
 
     @property
     def known(self) -> bool:
@@ -438,8 +443,6 @@ class _Pair:
 
     @property
     def why_none(self) -> str | None:
-        if any(self.at_least):
-            return _LOWER_BOUND
         for side in (self._a, self._b):
             if side is None:
                 return "only one of the two has it"
@@ -450,14 +453,11 @@ class _Pair:
     @property
     def ratio(self) -> float | None:
         a, b = self._a, self._b
-        if a is None or b is None or any(self.at_least) or a.value <= 0:
+        if a is None or b is None or a.value <= 0:
             return None
-        return b.value / a.value
-
-    @property
-    def at_least(self) -> tuple[bool, bool]:
-        a, b = self._a, self._b
-        return a is not None and a.at_least, b is not None and b.at_least
+        ratio, (of_a, of_b) = b.value / a.value, self.at_least
+        open_which = (of_a and ratio >= 1) or (of_b and ratio <= 1) or (of_a and of_b)
+        return None if open_which else ratio
 
     def interval(self, confidence: float) -> Interval | None:
         a, b = self._a, self._b
@@ -483,7 +483,7 @@ class _Pair:
         return abs(log(self.ratio)) > log1p(self.metric.resolution)
 
     def row(self, sure: bool) -> Row:
-        interval = self.interval(CONFIDENCE)
+        interval, bound = self.interval(CONFIDENCE), any(self.at_least)
         return Row(
             metric=self.metric,
             label=self.label,
@@ -491,8 +491,10 @@ class _Pair:
             value=None if self._b is None else self._b.value,
             at_least=self.at_least,
             ratio=self.ratio,
-            interval=interval,
-            why_none=self.why_none or (_TOO_WIDE if interval is None else None),
+            interval=None if bound else interval,
+            why_none=_LOWER_BOUND
+            if bound
+            else self.why_none or (_TOO_WIDE if interval is None else None),
             finding=self._finding(interval, sure),
         )
 

@@ -188,6 +188,9 @@ def _passports(facts: CapacityFacts) -> Table:
 # --- figures ---------------------------------------------------------------------------------
 
 
+_OPEN = "Open points did not pass; where the load is too much they are lower bounds."
+
+
 def _figures(facts: CapacityFacts) -> list[Part]:
     if not facts.probes:
         return []
@@ -197,7 +200,7 @@ def _figures(facts: CapacityFacts) -> list[Part]:
         _over_load(facts, "Response over load", _RESPONSE, _latencies(ranked, _load),
                    levels=_limits(facts), log_y=True,
                    caption="All requests. An SLO is of one class: a probe may miss it though this "
-                   "line is below. The answer's interval is shaded."),
+                   f"line is below. The answer's interval is shaded. {_OPEN}"),
         over_throughput(facts),
         *shares,
         _over_load(facts, "Requests asked and completed", ShownColumn("requests", units.PER_S), [
@@ -230,7 +233,8 @@ def over_throughput(facts: CapacityFacts) -> Figure:
         lines=_latencies(ranked, _completed),
         log_y=True,
         caption=f"All requests. The numbers are the load, in {facts.unit}; lines go from load to "
-        "load, through the mean of its probes.",
+        "load, through the mean of its probes. "
+        f"{_OPEN}",
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from kv_cache.core.errors import UsageError
 from kv_cache.core.format import as_text, figures
 from kv_cache.core.kinds import OpKind
+from kv_cache.core.units import AT_LEAST, AT_MOST, MISSING
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.intervals import CONFIDENCE
 from kv_cache.metrics.passport import VALID
@@ -17,6 +18,7 @@ from kv_cache.result.comparison import (
     compare,
     count_text,
     digest_text,
+    is_lower_bound,
     require_all_comparable,
 )
 from kv_cache.result.metrics import METRICS, Metric
@@ -115,7 +117,11 @@ def _inputs(inputs: Sequence[Input]) -> ViewSection:
     ]
     about = Table(
         columns=[ShownColumn(""), *(ShownColumn(each.label) for each in inputs)],
-        rows=[[name, *(row.get(name, "") for row in facts)] for name in names],
+        rows=[
+            cells
+            for name in names
+            if set(cells := [name, *(row.get(name, "") for row in facts)]) - {name, "", MISSING}
+        ],
         caption=f"{base.label} is the baseline.",
     )
     return ViewSection(title="What is side by side", parts=[about, *present(Remarks(texts=same))])
@@ -171,11 +177,18 @@ def _ratios(base: Input, other: Input, rows: Sequence[Row]) -> Table:
             ShownColumn(other.label, units.COUNT): lambda row: _in_unit(
                 row.metric, row.value, row.at_least[1]
             ),
-            ShownColumn(f"{other.label}/{base.label}", units.COUNT): lambda row: row.ratio,
+            ShownColumn(f"{other.label}/{base.label}", units.COUNT): _ratio,
             ShownColumn("from", units.COUNT): lambda row: row.interval and row.interval.low,
             ShownColumn("to", units.COUNT): lambda row: row.interval and row.interval.high,
         },
     )
+
+
+def _ratio(row: Row) -> Cell:
+    """A ratio, with a sign where of one value no more than a lower bound is known."""
+    if row.ratio is None or not any(row.at_least):
+        return row.ratio
+    return f"{AT_LEAST if row.at_least[1] else AT_MOST}{figures(row.ratio)}"
 
 
 def _word(row: Row) -> str:
@@ -211,24 +224,26 @@ def _how_sure(comparison: Comparison) -> str:
 
 
 def _side_by_side(inputs: Sequence[Input]) -> Table:
-    rows = [(metric, [_value(each, metric) for each in inputs]) for metric in METRICS.values()]
+    def cell(each: Input, metric: Metric) -> Cell:
+        return _in_unit(metric, _value(each, metric), is_lower_bound(each, metric))
+
+    rows = [(metric, [cell(each, metric) for each in inputs]) for metric in METRICS.values()]
     return Table(
         columns=[ShownColumn("metric"), *(ShownColumn(each.label, units.COUNT) for each in inputs)],
         rows=[
-            [_label(metric), *(_in_unit(metric, *value) for value in values)]
-            for metric, values in rows
-            if any(value is not None for value, _ in values)
+            [_label(metric), *cells]
+            for metric, cells in rows
+            if any(cell is not None for cell in cells)
         ],
     )
 
 
-def _value(each: Input, metric: Metric) -> tuple[float | None, bool]:
-    """A value, of trials the median, and whether it is a lower bound."""
+def _value(each: Input, metric: Metric) -> float | None:
+    """Of trials the median."""
     if each.trials is None:
-        return metric.value(each.section), metric.at_least(each.section)
+        return metric.value(each.section)
     rows = value_at(each.section, "metrics")
-    row = rows.get(metric.name) if isinstance(rows, dict) else None
-    return number_at(row, "median"), bool(value_at(row, "at_least"))
+    return number_at(rows.get(metric.name) if isinstance(rows, dict) else None, "median")
 
 
 # --- what else differs -----------------------------------------------------------------------

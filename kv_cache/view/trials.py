@@ -166,7 +166,7 @@ def _numbers(metrics: Mapping[str, TrialNumbers]) -> Table:
     return Table.of(
         [(METRICS[name], metrics[name]) for name in METRICS if name in metrics],
         {
-            ShownColumn("metric"): lambda each: f"{each[0].label}, {each[0].shown_unit}",
+            ShownColumn("metric"): lambda each: _what(*each),
             ShownColumn("median", units.COUNT): lambda each: _number(*each, each[1].median),
             ShownColumn("mean", units.COUNT): lambda each: _number(*each, each[1].mean),
             **interval_columns(units.COUNT, lambda each: _scaled(each[1].interval, each[0])),
@@ -174,6 +174,13 @@ def _numbers(metrics: Mapping[str, TrialNumbers]) -> Table:
         },
         caption="From and to: the 95 % interval of the mean.",
     )
+
+
+def _what(metric: Metric, numbers: TrialNumbers) -> str:
+    """A metric with its unit, and how many trials have it if not all do."""
+    known = sum(value is not None for value in numbers.values)
+    some = "" if known == len(numbers.values) else f" ({known} of {len(numbers.values)} trials)"
+    return f"{metric.label}, {metric.shown_unit}{some}"
 
 
 def _number(metric: Metric, numbers: TrialNumbers, value: float) -> Cell:

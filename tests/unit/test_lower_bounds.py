@@ -15,11 +15,11 @@ from kv_cache.app.sweep_document import (
     sweep_csv,
     sweep_document,
 )
-from kv_cache.core.units import AT_LEAST, MISSING, NS_PER_MS
+from kv_cache.core.units import AT_LEAST, AT_MOST, MISSING, NS_PER_MS
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.summary import latency_ms, reference_ms, slos_met
 from kv_cache.result.chain import seal
-from kv_cache.result.comparison import Finding, compare, input_of
+from kv_cache.result.comparison import Finding, Row, compare, input_of
 from kv_cache.result.metrics import METRICS
 from kv_cache.result.published import Percentiles
 from kv_cache.result.run import converted
@@ -88,16 +88,43 @@ def over(trial: int) -> dict[str, Any]:
     )
 
 
-def test_no_ratio_is_made_of_a_lower_bound(tmp_path: Path) -> None:
-    trials = of([result(1), result(2)]), of([over(1), result(2)])
-    for name, (a, b) in enumerate(((result(1), over(1)), (over(1), result(1)), trials)):
-        inputs = [input_of(label, tmp_path / str(name), doc) for label, doc in (("A", a), ("B", b))]
-        (row,) = (row for row in compare(inputs).rows if row.metric.name == READ_P95)
-        assert (row.ratio, row.interval, row.finding) == (None, None, Finding.NOT_JUDGED)
-        assert sum(row.at_least) == 1
+def compared(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> tuple[Row, str]:
+    """Return the row of the p95, and its line on the screen."""
+    inputs = [input_of(label, tmp_path / label, doc) for label, doc in (("A", a), ("B", b))]
+    (row,) = (row for row in compare(inputs).rows if row.metric.name == READ_P95)
+    lines = terminal(comparison_view(inputs)).splitlines()
+    return row, next(line for line in lines if line.startswith("storage read device p95"))
+
+
+def slow(trial: int) -> dict[str, Any]:
+    """The result of a trial whose p95 is 60 ms, exactly."""
+    reads = {"operations": 1000, "bytes_per_second": GB, "device_ms": {**LATENCIES, "p95": 60.0}}
+    writes = {"operations": 0, "bytes_per_second": 0.0, "device_ms": NOTHING}
+    return result(trial, tiers={"storage": {"read": reads, "write": writes}})
+
+
+def test_a_ratio_of_a_lower_bound_is_one_itself_and_has_no_interval(tmp_path: Path) -> None:
+    fast = [result(1), result(2)]
+    for a, b in ((fast[0], over(1)), (of(fast), of([over(1), over(2)]))):
+        row, line = compared(tmp_path, a, b)
+        assert row.ratio == pytest.approx(30 / 8)
+        assert row.interval is None
         assert row.why_none is not None
         assert "lower bound" in row.why_none
-        assert AT_LEAST in terminal(comparison_view(inputs))
+        assert f"{AT_LEAST}30 " in line
+        assert f"{AT_LEAST}3.75 " in line
+    assert row.finding is Finding.DIFFERS, "at least so much worse is worse"
+    row, line = compared(tmp_path, of([over(1), over(2)]), of(fast))
+    assert f"{AT_MOST}0.2667 " in line
+    assert row.better
+
+
+def test_a_lower_bound_is_not_less_than_anything(tmp_path: Path) -> None:
+    """It may be as large as the other, or larger."""
+    exact, least = of([slow(1), slow(2)]), of([over(1), over(2)])
+    for a, b in ((exact, least), (least, exact), (least, least)):
+        row, _ = compared(tmp_path, a, b)
+        assert (row.ratio, row.interval, row.finding) == (None, None, Finding.NOT_JUDGED)
 
 
 def test_numbers_side_by_side_have_the_sign_too(tmp_path: Path) -> None:
@@ -136,13 +163,9 @@ def test_no_cell_of_a_sweep_is_the_best_by_a_lower_bound() -> None:
         ]
         return cell_row(number, f"cell-{number:03}", {"io.threads": number}, runs)
 
-    slow = {**LATENCIES, "p95": 60.0}
-    reads = {"operations": 1000, "bytes_per_second": GB, "device_ms": slow}
-    writes = {"operations": 0, "bytes_per_second": 0.0, "device_ms": NOTHING}
-    tiers = {"storage": {"read": reads, "write": writes}}
     cells = [
         cell(1, [over(k) for k in (1, 2, 3)]),
-        cell(2, [result(k, tiers=tiers) for k in (1, 2, 3)]),
+        cell(2, [slow(k) for k in (1, 2, 3)]),
     ]
     assert cells[0]["metrics"][READ_P95]["at_least"]
     assert READ_P95 not in best(cells, turns=None)

@@ -14,7 +14,7 @@ from kv_cache.result.trials import aggregate, trial_seed
 from kv_cache.view.terminal import terminal
 from kv_cache.view.trials import trials_view
 from tests.passports import names, says
-from tests.trials import GB, MASTER, of, result
+from tests.trials import GB, MASTER, of, requests, result
 
 
 def test_each_metric_has_every_value_and_what_they_say_together() -> None:
@@ -105,6 +105,14 @@ def test_the_whole_is_worth_what_its_worst_trial_is(word: str) -> None:
     passport = of([result(1), result(2, verdict=word)])["kv_cache"]["passport"]
     assert passport["verdict"] == word
     assert passport["reasons"] == [f"T2 trials: trial 2 is {word} (V9 clock: it jumped)"]
+
+
+def test_a_number_that_few_trials_have_says_how_many() -> None:
+    nobody = {name: requests(0) for name in ("all", "interactive", "responsive", "batch")}
+    section = of([result(1), result(2, measured=nobody), result(3)])["kv_cache"]
+    text = terminal(trials_view(section))
+    assert "response p50, ms (2 of 3 trials)" in text
+    assert "storage read, GiB/s " in text
 
 
 def test_a_rule_that_several_trials_break_is_told_once() -> None:
