@@ -10,7 +10,8 @@ from kv_cache.cli.printing import print_plain, print_planned
 from kv_cache.core.exits import Exit
 from kv_cache.core.units import human_bytes
 from kv_cache.files.fio import Twin, what_it_does
-from kv_cache.files.fio_report import comparison
+from kv_cache.view.beside_fio import beside_fio_view
+from kv_cache.view.terminal import terminal
 
 COMMAND = Command(
     name="twin",
@@ -80,7 +81,5 @@ def _print_comparison(twin: Twin, result: TwinResult) -> int:
     if result.answer is None:
         print_plain(f"fio failed: {result.problem}")
         return Exit.EARLY
-    print_plain(f"\n{comparison(twin, result.answer)}\n")
-    for note in result.notes:
-        print_plain(f"  ! {note}")
+    print_plain(f"\n{terminal(beside_fio_view(twin, result.answer, result.notes))}")
     return Exit.DONE

@@ -1,4 +1,4 @@
-"""Reads fio's report of a job, and shows it beside what the run measured."""
+"""Reads fio's report of a job."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from kv_cache.core.kinds import OpKind
-from kv_cache.core.units import GIB, MISSING, NS_PER_MS, NS_PER_S, ns_to_ms
+from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.files.fio import PERCENTILES, Side, Twin
 from kv_cache.metrics.histogram import Histogram, supported
 
@@ -28,6 +28,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def ours(side: Side, window_s: float) -> Measured:
+    """Return what the run measured."""
     return Measured(
         bytes_per_s=side.nbytes / window_s,
         latency_ns={p: side.device.percentile(p) for p in PERCENTILES},
@@ -87,33 +88,3 @@ def read_logs(twin: Twin, logs: Path) -> Mapping[OpKind, Sequence[Sequence[int]]
 def _latencies(log: Path) -> list[int]:
     """Read the latencies of lines `time ms, latency ns, direction, bytes, …`."""
     return [int(line.split(",")[1]) for line in log.read_text().splitlines() if line.strip()]
-
-
-def comparison(twin: Twin, answer: Answer) -> str:
-    """Return a table of ours, fio's and the ratio, for a person."""
-    lines = [f"{'':<22}{'ours':>12}{'fio':>12}{'ours/fio':>10}"]
-    moved = 0
-    for side in twin.sides:
-        mine, theirs = ours(side, twin.window_s), answer.sides[side.kind]
-        moved += side.nbytes
-        lines.append(_row(f"{side.kind} MB/s", mine.bytes_per_s / 1e6, theirs.bytes_per_s / 1e6))
-        for percent in PERCENTILES:
-            name = f"{side.kind} p{percent:.0f} ms"
-            own_ns, fio_ns = mine.latency_ns[percent], theirs.latency_ns[percent]
-            lines.append(_row(name, _ms(own_ns), _ms(fio_ns)))
-    if twin.cpu_ns is not None:
-        own_cpu = twin.cpu_ns / (moved / GIB)
-        lines.append(
-            _row("CPU s/GiB", own_cpu / NS_PER_S, answer.cpu_ns_per_gib / NS_PER_S, digits=3)
-        )
-    return "\n".join(lines)
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns_to_ms(ns)
-
-
-def _row(name: str, mine: float | None, theirs: float | None, digits: int = 2) -> str:
-    ratio = f"{mine / theirs:.3f}" if theirs and mine is not None else MISSING
-    cells = (MISSING if value is None else f"{value:.{digits}f}" for value in (mine, theirs))
-    return f"{name:<22}" + "".join(f"{cell:>12}" for cell in cells) + f"{ratio:>10}"

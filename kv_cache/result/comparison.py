@@ -331,7 +331,7 @@ def _of_run(result: Input, metric: Metric) -> Sampled | None:
 _NO_REPLICATES = (
     "ranks are parts of one run and no repetitions of it, and windows of several are not merged"
 )
-_LOWER_BOUND = "on one side it is a lower bound, as what had not ended would add to it"
+_LOWER_BOUND = "it is a lower bound of one or both, as what had not ended would add to it"
 _TOO_WIDE = "its spread is too large for any"
 
 

@@ -53,9 +53,14 @@ def test_both_programs_stand_side_by_side_and_nothing_stays(tmp_path: Path, layo
     code, out, err = run(tmp_path, made(tmp_path, layout=layout), "--seconds=1")
     assert (code, err) == (0, ""), out
     assert f"fio: 1 s in {tmp_path}/cache/runs\n" in out
-    told = {line[:22].strip(): line[22:].split() for line in out.splitlines() if line}
-    for name in ("read MB/s", "read p50 ms", "write MB/s", "CPU s/GiB"):
-        mine, theirs, ratio = map(float, told[name])
+    told = {
+        " ".join(words): numbers
+        for line in out.splitlines()
+        for *words, a, b, c in [["", "", "", *line.replace(",", "").split()]]
+        for numbers in [(a, b, c)]
+    }
+    for name in ("read GiB/s", "read p50 ms", "write GiB/s", "CPU s/GiB"):
+        mine, theirs, ratio = map(float, told[f"   {name}"])
         assert theirs > 0, name
         assert ratio == pytest.approx(mine / theirs, rel=0.1), name
     assert "  ! ours stamps what it writes" in out
@@ -254,5 +259,5 @@ def test_the_result_of_a_run_has_a_twin(tmp_path: Path) -> None:
     for where in ((f"--dir={tmp_path}",), ()):  # the run made its directory, and its parents
         code, out, err = run(tmp_path, "R.json", "--seconds=1", *where)
         assert code == 0, (out, err)
-        assert "CPU s/GiB" in out
+        assert "CPU, s/GiB" in out
         assert sorted(tree(tmp_path)) == ["R.json", "small.yaml"]

@@ -22,9 +22,11 @@ from kv_cache.files.fio import (
     size_classes,
     what_it_does,
 )
-from kv_cache.files.fio_report import comparison, read_answer, read_logs
+from kv_cache.files.fio_report import read_answer, read_logs
 from kv_cache.files.reading import read_result, require_replaceable
 from kv_cache.metrics.histogram import Histogram
+from kv_cache.view.beside_fio import beside_fio_view
+from kv_cache.view.terminal import terminal
 from tests.results import WINDOW_S, document, row, write
 
 FILE = Path("R.json")
@@ -297,11 +299,16 @@ def test_the_comparison_has_both_numbers_and_their_ratio() -> None:
     mine = twin([reads(1000)])
     answer = read_answer(mine, report("read"), {})
     assert answer.cpu_ns_per_gib == pytest.approx(0.5e9)
-    lines = {line[:20].strip(): line.split()[-3:] for line in comparison(mine, answer).splitlines()}
-    assert lines["read MB/s"] == ["209.72", "1000.00", "0.210"]
-    assert [float(x) for x in lines["read p50 ms"]] == pytest.approx([4.0, 2.0, 2.0])
-    assert float(lines["read p99 ms"][1]) == 4.0
-    assert lines["CPU s/GiB"][1] == "0.500"
+    text = terminal(beside_fio_view(mine, answer, ["fio is even"]))
+    lines = {line[:13].strip(): line.split()[-3:] for line in text.splitlines()}
+    assert text.startswith(
+        "Beside fio: COMPARED. Of what fio-3 moved a second the run moved 0.2097"
+    )
+    assert "  ! fio is even" in text
+    assert lines["read, GiB/s"] == ["0.1953", "0.9313", "0.2097"]
+    assert [float(x) for x in lines["read p50, ms"]] == pytest.approx([4.0, 2.0, 2.0])
+    assert float(lines["read p99, ms"][1]) == 4.0
+    assert lines["CPU, s/GiB"][1] == "0.5"
     assert "1 thread, thinking 6.00 ms, 2 MiB, direct" in what_it_does(mine)
 
 
