@@ -2,16 +2,20 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+from kv_cache.view.run import run_view
+from kv_cache.view.terminal import terminal
 from tests.cli import ROOT, environment
-from tests.printed import PAGES
+from tests.printed import PAGES, commands
 
 MISSING = [name for name in ("unshare", "mkfs.ext4", "fio", "xz") if shutil.which(name) is None]
 
@@ -68,6 +72,30 @@ def test_the_pages_print_as_many_commands_as_are_found(
             silent.append((page, len(said), len(tried[page])))
     assert not silent
     assert sum(map(len, tried.values())) > 100
+
+
+_ANSWER = re.compile(
+    r"…\n"  # a part of what a command prints
+    r"|[A-Z][^:]*: [A-Z][A-Z ,-]*\. "  # what it is of, and its verdict
+    r"|measure +[\d.]+ s  \["  # what is drawn while it goes on
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_command_prints_begins_with_its_answer_in_the_pages_too(page: str) -> None:
+    """Pages showed what versions before had printed."""
+    for lang, block in re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M):
+        columns = re.search(r"^\w[^\n]*\S {2,}\S", block, re.M)
+        files = re.match(r"\S+/", block)
+        if not lang and columns and not files and not list(commands(block)):
+            assert _ANSWER.match(block), block.splitlines()[0]
+
+
+def test_the_readme_shows_what_is_printed_of_the_report() -> None:
+    document = orjson.loads((ROOT / "docs" / "reports" / "result.json").read_bytes())
+    assert (
+        f"```\n{terminal(run_view(document['kv_cache']))}\n```" in (ROOT / "README.md").read_text()
+    )
 
 
 def test_the_mounts_are_nobody_elses() -> None:
