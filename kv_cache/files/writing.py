@@ -55,8 +55,8 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
     target = Path(os.path.realpath(path))
     # A short name of its own: the target's may already be as long as the file system allows.
     temporary = target.parent / f".kv-cache-{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    fd = os.open(temporary, _NEW_FILE, 0o644)
-    try:
+    try:  # a signal may come as soon as there is the file
+        fd = os.open(temporary, _NEW_FILE, 0o644)
         with open(fd, "wb") as file:
             yield file
             file.flush()

@@ -170,10 +170,11 @@ def _settings_are_the_configured(run: CountedRun) -> Iterator[str]:
 
 
 def _a_finished_window_is_whole(run: CountedRun) -> Iterator[str]:
-    """Users who never stop asking, by themselves, end at --duration alone, unless interrupted."""
+    """Users who never stop asking, where no launcher ends them, end at --duration alone, unless
+    interrupted."""
     config, duration_s = run.config, run.config.run.duration_s
     bounded = config.run.max_requests or config.run.until or config.replays
-    controlled = config.autoscaler.enabled or run.facts.rank.ranks != 1
+    controlled = config.autoscaler.enabled or run.facts.rank.source is not None
     if run.facts.status != FINISHED or duration_s is None or bounded or controlled:
         return
     if not isclose(run.window_s, duration_s, abs_tol=_ROUNDED_S):

@@ -23,6 +23,7 @@ from kv_cache.cli.report import main as report
 from kv_cache.cli.verify import main as verify
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
+from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.judging import Status
 from kv_cache.mlperf import rankfile
@@ -185,13 +186,17 @@ def test_pooled_percentiles_are_those_of_all_samples_together(
 
 def stretch(document: Document, latency: str, factor: float) -> None:
     """Let a latency of all requests be `factor` times as long."""
-    classes = document["kv_cache"]["measured"]
+    classes, times_s = document["kv_cache"]["measured"], []
     for name in ("interactive", "responsive", "batch"):
         slow = Histogram()
         for bucket, count in classes[name][f"histogram_{latency}"]["buckets"]:
             for _ in range(count):
-                slow.add(round(factor * bucket_middle(bucket)))
+                ns = round(factor * bucket_middle(bucket))
+                slow.add(ns)
+                times_s.append(ns / NS_PER_S)
         classes[name][f"histogram_{latency}"] = slow.to_json()
+    if f"{latency}_latencies" in document:
+        document[f"{latency}_latencies"] = times_s
 
 
 def bucket_middle(bucket: int) -> int:
