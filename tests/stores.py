@@ -5,7 +5,6 @@ import itertools
 import os
 import resource
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,14 +134,11 @@ def _objects(**settings: int) -> Callable[[Path], Store]:
     def opened(root: Path) -> Store:
         place = s3server.shared().place(f"contract/{next(COPY_IDS)}", **settings)
         client = Client(place)
-        for left in reversed(range(20)):  # the library's own threads and descriptors
-            try:
-                assert list(client.list(place.prefix)) == []
-                break
-            except StoreError:  # of a server that has just begun, beside a suite
-                if not left:
-                    raise
-                time.sleep(0.5)
+        try:
+            assert list(client.list(place.prefix)) == []  # the library's own threads, descriptors
+        except StoreError as error:
+            error.add_note((s3server.shared().root / "weed.log").read_text()[-4000:])
+            raise
         return ObjectStore(client, "kv-cache-runs/contract")
 
     return opened

@@ -24,7 +24,6 @@ from kv_cache.metrics.order import LEAST_SEEDS, PairedDifference, difference_of,
 from kv_cache.metrics.passport import VALID, Status
 from kv_cache.metrics.turns import LEAST_TURNS, difference_in_turns
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.difference import differences
 from kv_cache.result.metrics import HIGHER, METRICS, Json, over_runs
 from kv_cache.result.sweep import (
     FAILED,
@@ -36,7 +35,7 @@ from kv_cache.result.sweep import (
 )
 from kv_cache.result.trials import place_of, precision_part
 from kv_cache.result.verdicts import rule_of, worst
-from kv_cache.result.verify import recheck, without_chain
+from kv_cache.result.verify import recheck, unlike_again
 from kv_cache.view.sweep import sweep_view
 from kv_cache.view.terminal import terminal
 
@@ -285,10 +284,7 @@ def recheck_sweep(
         )  # fmt: skip
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         return [*deviations, f"these are no cells of one sweep: {printable(str(error))}"]
-    ours, theirs = without_chain(again[SECTION]), without_chain(section)
-    theirs["program_version"] = ours["program_version"]  # that wrote it may have been another
-    mismatches = differences(theirs, ours, SECTION)
-    return deviations + [f"{each.path} does not follow from the runs" for each in mismatches]
+    return deviations + unlike_again(section, again[SECTION], "the runs")
 
 
 def _run_again(

@@ -685,6 +685,9 @@ def _beginning(ref: CopyRef, share: float) -> CopyRef:
 
 @cache  # of few sizes; and no `_replace`, as a small object costs no more than what is asked here
 def _moved(nbytes: int, share: float) -> int:
+    """Return how many bytes of so many are moved: all but in a rehearsal, there whole pages."""
+    if share == 1.0:
+        return nbytes
     return max(1, round(nbytes * share / PAGE_BYTES)) * PAGE_BYTES
 
 

@@ -21,13 +21,12 @@ from kv_cache.metrics.intervals import CONFIDENCE, IntervalEnds
 from kv_cache.metrics.passport import VALID, Status, Verdict
 from kv_cache.result import kinds
 from kv_cache.result.chain import fingerprint, seal
-from kv_cache.result.difference import differences
 from kv_cache.result.metrics import HEADLINES, METRICS, Json, over_runs
 from kv_cache.result.paths import number_at
 from kv_cache.result.published import Passport
 from kv_cache.result.run import SECTION
 from kv_cache.result.verdicts import FINISHED, Look, rule_of, verdict_of, worst
-from kv_cache.result.verify import recheck, without_chain
+from kv_cache.result.verify import recheck, unlike_again
 
 SCHEMA = kinds.TRIALS
 MOST_CV = 0.05
@@ -223,12 +222,7 @@ def recheck_trials(
         )  # fmt: skip
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         return [*deviations, f"these files are no trials of one series: {printable(str(error))}"]
-    ours, theirs = without_chain(again[SECTION]), without_chain(section)
-    theirs["program_version"] = ours["program_version"]  # that wrote it may have been another
-    mismatches = differences(theirs, ours, SECTION)
-    return deviations + [
-        f"{each.path} does not follow from the trials' results" for each in mismatches
-    ]
+    return deviations + unlike_again(section, again[SECTION], "the trials' results")
 
 
 def _variance(sections: Sequence[Json]) -> dict[str, Any] | None:

@@ -75,6 +75,15 @@ def without_chain(section: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in section.items() if name != CHAIN}
 
 
+def unlike_again(section: Mapping[str, Any], again: Mapping[str, Any], source: str) -> list[str]:
+    """Return what of a section is otherwise when it is made again of its `source`: one sentence
+    each, whichever version wrote it."""
+    ours, theirs = without_chain(again), without_chain(section)
+    theirs["program_version"] = ours["program_version"]
+    mismatches = differences(theirs, ours, SECTION)
+    return [f"{each.path} does not follow from {source}" for each in mismatches]
+
+
 def values(document: Any) -> int:
     """Return how many single values a document holds: all are compared when it is derived again."""
     if isinstance(document, Mapping):
@@ -170,11 +179,10 @@ def _settings_are_the_configured(run: CountedRun) -> Iterator[str]:
 
 
 def _a_finished_window_is_whole(run: CountedRun) -> Iterator[str]:
-    """Users who never stop asking, where no launcher ends them, end at --duration alone, unless
-    interrupted."""
+    """Users who never stop asking, by themselves, end at --duration alone, unless interrupted."""
     config, duration_s = run.config, run.config.run.duration_s
     bounded = config.run.max_requests or config.run.until or config.replays
-    controlled = config.autoscaler.enabled or run.facts.rank.source is not None
+    controlled = config.autoscaler.enabled or run.facts.rank.ranks != 1
     if run.facts.status != FINISHED or duration_s is None or bounded or controlled:
         return
     if not isclose(run.window_s, duration_s, abs_tol=_ROUNDED_S):

@@ -15,16 +15,14 @@ _Pair = tuple[str, float | None, float | None]
 
 def beside_fio_view(twin: Twin, answer: Answer, notes: Sequence[str]) -> View:
     """Both programs' numbers, and in what the two are unlike."""
-    pairs = list(_pairs(twin, answer))
     shares = [
-        f"{figures(ratio)} in {side.kind}s"
+        f"{figures(_ratio(ours(side, twin.window_s).bytes_per_s, fio.bytes_per_s))} in {side.kind}s"
         for side in twin.sides
-        for ratio in (ours(side, twin.window_s).bytes_per_s / answer.sides[side.kind].bytes_per_s,)
+        for fio in (answer.sides[side.kind],)
     ]
     columns = [ShownColumn(""), *(ShownColumn(name, units.COUNT) for name in _COLUMNS)]
     rows: list[list[Cell]] = [
-        [name, mine, fio, mine / fio if fio and mine is not None else None]
-        for name, mine, fio in pairs
+        [name, mine, fio, _ratio(mine, fio)] for name, mine, fio in _pairs(twin, answer)
     ]
     return View(
         title="Beside fio",
@@ -39,6 +37,10 @@ def beside_fio_view(twin: Twin, answer: Answer, notes: Sequence[str]) -> View:
 
 
 _COLUMNS = ("ours", "fio", "ours/fio")
+
+
+def _ratio(mine: float | None, fio: float | None) -> float | None:
+    return mine / fio if fio and mine is not None else None
 
 
 def _pairs(twin: Twin, answer: Answer) -> Iterator[_Pair]:

@@ -640,8 +640,7 @@ def test_exactly_the_rule_that_is_broken_falls_short(
 ) -> None:
     broken = BROKEN[rule]
     if broken.edit is not None:
-        ranks = 2 if rule in ("kvcacheClientDefinition", "kvcacheScaleUpModel") else 1
-        made = make(tmp_path / "edited", base, ranks=ranks, edit=broken.edit)
+        made = make(tmp_path / "edited", base, edit=broken.edit)
     if broken.tree is not None:
         broken.tree(made)
     tree = made.tree()
@@ -740,8 +739,8 @@ def test_an_option_of_the_launcher_that_follows_too_soon_breaks_the_locks(
     base: Document, tmp_path: Path
 ) -> None:
     soon = setting("started_utc", "2026-07-01T12:12:15+00:00", where=lambda *at: at[:2] == (2, 0))
-    made = make(tmp_path / "tree", base, ranks=1, edit=soon)
-    launched(made, num_processes=1)
+    made = make(tmp_path / "tree", base, edit=soon)
+    launched(made, num_processes=2)
     assert short(made.tree()) == {"kvcacheClosedSequenceLocks"}
     (look,) = judged(made.tree())["kvcacheClosedSequenceLocks"].looks
     assert "s after option 1, and 20 s are planned" in look.message
@@ -752,9 +751,9 @@ def test_an_open_tree_that_was_moved_under_closed_is_judged_as_closed_and_told(
     record: str, base: Document, tmp_path: Path
 ) -> None:
     edit = setting("config.run.num_users", 10)
-    made = make(tmp_path / "tree", base, division="open", ranks=1, edit=edit)
+    made = make(tmp_path / "tree", base, division="open", edit=edit)
     if record != "ours":
-        launched(made, mode="open", num_processes=1)
+        launched(made, mode="open", num_processes=2)
     assert short(made.tree()) == set()
     (made.top / "open").rename(made.top / "closed")
     assert read_tree(made.top).division == "closed"
@@ -853,9 +852,9 @@ def test_the_values_of_the_references_own_file_are_no_change(
             config["model_configs"] = {"llama3.1-8b": {"num_layers": layers, "hidden_dim": 4096}}
 
     layers = 32
-    assert short(make(tmp_path / "a", base, ranks=1, edit=published).tree()) == set()
+    assert short(make(tmp_path / "a", base, edit=published).tree()) == set()
     layers = 2
-    changed = short(make(tmp_path / "b", base, ranks=1, edit=published).tree())
+    changed = short(make(tmp_path / "b", base, edit=published).tree())
     assert changed == {"kvcacheClosedImmutable"}
 
 
@@ -863,9 +862,9 @@ def test_a_rank_whose_results_lie_on_the_caches_file_system_is_told(
     base: Document, tmp_path: Path
 ) -> None:
     shared = setting("environment.same_filesystem", True, where=lambda *at: at == (2, 1, 0))
-    made = make(tmp_path / "tree", base, ranks=1, edit=shared)
+    made = make(tmp_path / "tree", base, edit=shared)
     assert short(made.tree()) == {"kvcachePosixCacheDir"}
-    launched(made, num_processes=1)
+    launched(made, num_processes=2)
     assert short(made.tree()) == {"kvcachePosixCacheDir"}
 
 
@@ -909,7 +908,7 @@ def test_a_file_system_that_is_not_recorded_is_not_judged(base: Document, tmp_pa
     def unknown(option: int, trial: int, rank: int, document: Document) -> None:
         document["kv_cache"]["environment"].pop("filesystem", None)
 
-    made = make(tmp_path / "tree", base, ranks=1, edit=unknown)
+    made = make(tmp_path / "tree", base, edit=unknown)
     found = judged(made.tree())
     assert found["kvcacheObjectLatencyScope"].status is Status.NOT_JUDGED
 
@@ -937,9 +936,7 @@ def test_a_summary_says_what_is_not_as_in_closed(made: Made) -> None:
 def test_what_a_passport_says_against_the_numbers_stands_beside_them(
     base: Document, tmp_path: Path
 ) -> None:
-    made = make(
-        tmp_path / "tree", base, ranks=1, edit=BROKEN["passport"].edit or setting("seed", 1)
-    )
+    made = make(tmp_path / "tree", base, edit=BROKEN["passport"].edit or setting("seed", 1))
     _, text = call("summarize", str(made.top))
     _, markdown = call("summarize", str(made.top), "--markdown")
     assert "not valid by their passports: " in text

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kv_cache.core.errors import PlaceError, UsageError
 from kv_cache.core.kinds import OpKind
-from kv_cache.core.units import KIB, MIB, NS_PER_MS, PAGE_BYTES
+from kv_cache.core.units import KIB, MIB, MISSING, NS_PER_MS, PAGE_BYTES
 from kv_cache.files.fio import (
     CLASSES,
     HEADER,
@@ -310,6 +310,14 @@ def test_the_comparison_has_both_numbers_and_their_ratio() -> None:
     assert float(lines["read p99, ms"][1]) == 4.0
     assert lines["CPU, s/GiB"][1] == "0.5"
     assert "1 thread, thinking 6.00 ms, 2 MiB, direct" in what_it_does(mine)
+
+
+def test_there_is_no_ratio_to_a_side_on_which_fio_moved_nothing() -> None:
+    mine, still = twin([reads(1000)]), report("read")
+    still["jobs"][0]["read"]["bw_bytes"] = 0
+    text = terminal(beside_fio_view(mine, read_answer(mine, still, {}), []))
+    assert f"the run moved {MISSING} in reads." in text
+    assert text.splitlines()[3].split()[-1] == MISSING
 
 
 def test_the_latency_of_an_object_is_the_sum_of_its_calls(tmp_path: Path) -> None:
