@@ -21,6 +21,7 @@ from kv_cache.bench.probes import cpu_users, foreign, interposed, throttles
 from kv_cache.bench.probes.counter_watch import CounterWatch
 from kv_cache.bench.probes.cpu_users import CpuUsers
 from kv_cache.bench.probes.diskstats import largest_request_bytes
+from kv_cache.bench.probes.journal import read_journals
 from kv_cache.bench.probes.lag import LagCanary, in_ms
 from kv_cache.bench.probes.link import link_of, namespaces_beside
 from kv_cache.bench.probes.network import is_here
@@ -69,6 +70,7 @@ class Witness:
         self._clock = clock
         devices = [device_of(directory) for directory in directories]
         self._accounted = bool(devices) and all(device is not None for device in devices)
+        self._filesystems = {d: place for d, place in zip(devices, directories, strict=True) if d}
         self._devices = tuple(dict.fromkeys(device for device in devices if device is not None))
         self._stack = stack_of(directories)
         self._drives = (*self._stack.disks, *namespaces_beside(self._stack.disks))
@@ -106,6 +108,7 @@ class Witness:
         self._opened_ns = self._closed_ns = self._clock.now_ns()
         self._own_begun = self._pulse.bytes_moved()
         self._own = self._own_before = (0, 0)
+        self._journal_before, self._journal_bytes = read_journals(self._filesystems), 0
         self._cpu_users: CpuUsers | None = None
         self._looks = True
 
@@ -124,6 +127,7 @@ class Witness:
     def open_window(self) -> None:
         self._own_before = self._pulse.bytes_moved()
         self._opened, self._opened_ns = self._counters(), self._clock.now_ns()
+        self._journal_before = read_journals(self._filesystems)
         self._around = self._others()
         self._cpu_before = cpu_users.snapshot()
         self._kin = foreign.snapshot_of(self._siblings)
@@ -133,6 +137,7 @@ class Witness:
     def close_window(self) -> None:
         self._measures = False
         self._closed, self._closed_ns = self._counters(), self._clock.now_ns()
+        self._journal_bytes = self._in_journals()
         self._own = _less(self._pulse.bytes_moved(), self._own_before)
         self._lags = self._canary.mark()
         self._kin_then = foreign.snapshot_of(self._siblings)
@@ -146,6 +151,9 @@ class Witness:
         )
         moved = foreign.culprits(self._around, self._others())
         self._neighbours = [process for process in moved if self._can_be(process)]
+
+    def _in_journals(self) -> int:
+        return read_journals(self._filesystems).since(self._journal_before)
 
     def _can_be(self, process: foreign.ProcessIo) -> bool:
         """Whether it can have moved so much on our devices in the window: the kernel gives a
@@ -261,8 +269,10 @@ class Witness:
         compared = not self._stack.not_compared and moved.foot_read_bytes is not None
         reads = (moved.foot_read_bytes if compared else moved.device_read_bytes, mine[0],
                  moved.process_read_bytes)  # fmt: skip
-        writes = (moved.foot_write_bytes if compared else moved.device_write_bytes, mine[1],
-                  moved.process_write_bytes)  # fmt: skip
+        beside = self._in_journals()
+        process = moved.process_write_bytes
+        writes = (moved.foot_write_bytes if compared else moved.device_write_bytes,
+                  mine[1] + beside, None if process is None else process + beside)  # fmt: skip
         names = self._drives if compared else self._devices
         return {
             "read_bytes": _theirs(*reads),
@@ -324,6 +334,7 @@ class Witness:
         section = {
             **foreign.section(self._own, self._neighbours),
             "largest_request_bytes": largest_request_bytes(counted),
+            "journal_bytes": self._journal_bytes,
             "namespaces": list(self._drives[len(self._stack.disks) :]),
         }
         if not self._siblings:

@@ -273,6 +273,22 @@ def test_on_a_device_of_its_own_a_run_has_no_neighbours(own_device: Path, tmp_pa
     assert status(own, "V23") == "pass"
 
 
+def test_the_journal_of_what_we_sync_is_no_neighbour(tmp_path: Path) -> None:
+    """ext4 writes some 26 KiB to it for each file of 64 KiB."""
+    if (missing := why_not(LOOP_TOOLS)) is not None:
+        pytest.skip(missing)
+    with ram_directory(gib=1, journal=True) as directory:
+        own = measured(
+            tmp_path, f"--cache-dir={directory / 'cache'}", "--fsync=object", "--semantics=serving",
+            "--block-tokens=4", "--tensor-parallel=8", "--num-gpus=8", "--cpu-mem-gb=0",
+            passport={"enough_mib": 4},
+        )  # fmt: skip
+    foreign = own["passport"]["evidence"]["foreign"]
+    assert foreign["journal_bytes"] > 0.1 * (foreign["own_read_bytes"] + foreign["own_write_bytes"])
+    assert status(own, "V23") == "pass", rule(own, "V23")
+    assert "where the file system's journal took" in says(own, "V23")
+
+
 # --- V1: the page cache answers --------------------------------------------------------------
 
 

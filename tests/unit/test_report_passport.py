@@ -12,7 +12,7 @@ from kv_cache.config.load import load_config
 from kv_cache.core.block import content_key
 from kv_cache.core.effect import ABORTED, CopyRef, IoChunk, Leg, Move, Op, OpDone, Read, Write
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
-from kv_cache.core.units import GIB, MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
+from kv_cache.core.units import GIB, KIB, MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
 from kv_cache.metrics.ceiling import CeilingPoint
 from kv_cache.metrics.outcome import RunOutcome, TierFacts
 from kv_cache.metrics.passport import RULES
@@ -87,6 +87,7 @@ def foreign_of(
     window: Mapping[str, Any],
     *,
     stack: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
     **said: Any,
 ) -> Any:
     """The evidence `foreign` of a run whose counters and witness say so."""
@@ -94,7 +95,8 @@ def foreign_of(
     own = {"own_read_bytes": 100 * MIB, "own_write_bytes": 50 * MIB, "processes": [], **said}
     feet = {"feet": [{"name": "vda", "kind": "disk"}], "not_compared": [], "no_barrier": []}
     witness = {"foreign": own, "stack": {**feet, **(stack or {})}}
-    return evidence(recorder, kernel=kernel, witness=witness)["foreign"]
+    made = evidence(recorder, kernel=kernel, witness=witness, options=options or {})
+    return made["foreign"]
 
 
 OF_THE_PARTITION = {"device_read_bytes": 100 * MIB, "device_write_bytes": 50 * MIB}
@@ -154,6 +156,20 @@ def test_ranks_here_make_requests_of_the_size_that_ours_have() -> None:
     assert (beside["most_own_read_requests"], beside["most_own_write_requests"]) == (4 * 4, 0)
     unknown = {"pids": [7], "read_bytes": None, "write_bytes": None}
     assert foreign_of(recorder, counts, **own, siblings=unknown)["most_own_read_requests"] is None
+
+
+def test_the_journal_of_what_we_sync_is_nobody_elses_but_only_so_much_of_it() -> None:
+    """A neighbour that syncs on the same file system has the same journal."""
+    recorder = recorded()
+    recorder.op(writing(copy()))
+    window = {**OF_THE_DISK, "foot_write_bytes": 51 * MIB}
+    synced = {"io.fsync": "object"}
+    made = foreign_of(recorder, window, options=synced, journal_bytes=40 * KIB)
+    assert (made["write_bytes"], made["journal_bytes"]) == (MIB - 40 * KIB, 40 * KIB)
+    made = foreign_of(recorder, window, options=synced, journal_bytes=MIB)
+    assert (made["write_bytes"], made["journal_bytes"]) == (MIB - 64 * KIB, 64 * KIB)
+    made = foreign_of(recorder, window, options={"io.fsync": "never"}, journal_bytes=MIB)
+    assert (made["write_bytes"], made["journal_bytes"]) == (MIB, 0)
 
 
 # --- the shape -------------------------------------------------------------------------------

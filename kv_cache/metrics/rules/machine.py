@@ -129,6 +129,8 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
         return
     theirs, ours = sum(known), _ours_in_window(e)
     fact = f"others moved {human_bytes(theirs)} on {where} during the window"
+    if journal := e.number("foreign.journal_bytes"):
+        fact += f", where the file system's journal took {human_bytes(journal)}"
     if unlike:
         fact += f" (the disks below are not compared: {unlike})"
     if theirs <= max(t.most_foreign_share * ours, t.enough_bytes):
