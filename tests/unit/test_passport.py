@@ -744,8 +744,9 @@ def test_a_loosened_threshold_is_told_beside_the_verdict() -> None:
 
 
 def test_what_failed_operations_moved_until_then_is_named_by_v12_alone() -> None:
-    more = {"ledger.write.process_bytes": 25 * GIB}
-    assert {found.rule for found in judge(changed(healthy(), more), DEFAULTS).reasons} == {"V6"}
+    more = {"ledger.write.process_bytes": 25 * GIB, "foreign.write_bytes": 40 * GIB}
+    well = judge(changed(healthy(), more), DEFAULTS)
+    assert {found.rule for found in well.reasons} == {"V6", "V23"}
     failed = {f"completeness.{name}failed_operations": 9 for name in ("", "storage_")}
     found = judge(changed(healthy(), {**more, **failed}), DEFAULTS)
     assert {each.rule for each in found.reasons} == {"V12"}

@@ -136,6 +136,12 @@ def foreign_io(e: Evidence, t: Thresholds) -> Iterator[Look]:
     if theirs <= max(t.most_foreign_share * ours, t.enough_bytes):
         yield _by_requests(e, fact)
         return
+    if failed := e.number("completeness.storage_failed_operations"):
+        yield unknown(
+            f"{fact}, or the {failed:.0f} operations that failed on storage did: what they moved "
+            "is in no ledger; see V12"
+        )
+        return
     ranks = e.number("foreign.ranks_here")
     if ranks is not None and ranks > 1:
         yield unknown(
