@@ -304,8 +304,8 @@ def _figures(table: LabTable, where: str, as_held: str, *, several: bool) -> Ite
                 lines=lines,
                 scale=Scale.LOG,
                 zero=False,
-                caption="Dashed: what no policy undercuts, and rules that are no policy. Bars, of "
-                "one trace: how far from the best one.",
+                caption="Dashed: what no policy undercuts, and rules that are no policy. Bars: "
+                "95 % intervals over seeds, or on one trace of the difference to the best one.",
                 detail=several and number > 0,
             )
 

@@ -19,13 +19,16 @@ from kv_cache.config.schema import to_mapping
 from kv_cache.core.errors import UsageError
 from kv_cache.core.format import figures
 from kv_cache.core.units import MISSING
+from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.result.chain import seal
 from kv_cache.result.published import published
 from kv_cache.view import page as html
+from kv_cache.view import units
 from kv_cache.view.moves import moves_parts
 from kv_cache.view.page import page
+from kv_cache.view.page.charts import Book
 from kv_cache.view.page.safe_text import embedded, plain, tag
-from kv_cache.view.parts import FlowArrow, FlowDiagram
+from kv_cache.view.parts import Figure, FlowArrow, FlowDiagram, Line, PlotPoint, ShownColumn
 from tests import reports, trials
 from tests.examples import examples
 
@@ -357,6 +360,32 @@ def test_searches_are_drawn_over_each_other() -> None:
     over = found.data["charts"][-1]
     assert [line["name"] for line in over["lines"]] == ["A", "B"]
     assert len(found.data["axes"][over["axis"]]["places"]) == 6  # 80 in both, 80 twice in A
+
+
+@pytest.mark.parametrize("log_y", [False, True])
+def test_charts_draw_the_intervals_of_their_points_and_tell_bounds_apart(log_y: bool) -> None:
+    def points(*ends: tuple[float, float]) -> list[PlotPoint]:
+        intervals = [IntervalEnds(low=low, high=high) for low, high in ends]
+        return [PlotPoint(x=1 + n, y=1, interval=each) for n, each in enumerate(intervals)]
+
+    book = Book()
+    book.figure(
+        Figure(
+            title="hits",
+            x=ShownColumn("users", units.COUNT),
+            y=ShownColumn("requests", units.COUNT),
+            lines=[
+                Line(name="lru", points=[*points((0.5, 2.0), (0.0, 3.0)), PlotPoint(x=3, y=1)]),
+                Line(name="unlimited", points=[PlotPoint(x=1, y=2)], muted=True),
+                Line(name="min", points=[PlotPoint(x=1, y=1)], muted=True),
+            ],
+            log_y=log_y,
+        )
+    )
+    lru, *bounds = book.charts[0]["lines"]
+    assert lru["spans"] == [[0.5, 2], None if log_y else [0, 3], None]
+    assert [bound["spans"] for bound in bounds] == [None, None]
+    assert bounds[0]["dash"] != bounds[1]["dash"]
 
 
 # --- text that others wrote ------------------------------------------------------------------

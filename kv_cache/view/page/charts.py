@@ -18,7 +18,7 @@ from kv_cache.view.page.safe_text import Html, plain, rounded, tag
 from kv_cache.view.parts import Cell, Figure, Line, PlotPoint, Scale, ShownColumn, Table
 
 _MUTED = LINE_COLOURS
-_MUTED_DASH = "7 4"
+_MUTED_DASHES = ("7 4", "2 4")
 _DASHES = ("", "7 4", "2 3", "8 3 2 3")  # by which lines are told apart without colours
 _PLACE_FIGURES = 7  # so that neighbours of an hour's ticks stay apart
 _MOST_ROWS = 60
@@ -121,19 +121,34 @@ def _dash(number: int) -> str:
 
 def _lines(figure: Figure, xs: Sequence[float]) -> Iterator[dict[str, Any]]:
     """Each line's values at all places: `look` is its colour; `hollow` points are drawn open; with
-    a path it goes `through` that, and not from point to point."""
-    colours = 0
+    a path it goes `through` that, and not from point to point. `spans` are the ends of its points'
+    intervals."""
+    colours = muted = 0
     for line in figure.lines:
         points = list(_at_each(line, xs))
         yield {
             "name": plain(line.name or figure.title),
             "look": _MUTED if line.muted else colours % LINE_COLOURS,
-            "dash": _MUTED_DASH if line.muted else _dash(colours),
+            "dash": _MUTED_DASHES[muted % 2] if line.muted else _dash(colours),
             "hollow": [index for index, point in enumerate(points) if point and point.mark],
             "through": _through(figure, line),
             "values": [rounded(_drawn_y(figure, point)) for point in points],
+            "spans": [_span(figure, point) for point in points]
+            if any(point and point.interval for point in points)
+            else None,
         }
         colours += not line.muted
+        muted += line.muted
+
+
+def _span(figure: Figure, point: PlotPoint | None) -> list[float | int | None] | None:
+    """Both ends of a point's interval; None where one cannot be drawn."""
+    if point is None or point.interval is None:
+        return None
+    ends = (_y(figure, point.interval.low), _y(figure, point.interval.high))
+    if not all(isfinite(end) and (end > 0 or not figure.log_y) for end in ends):
+        return None
+    return [rounded(end) for end in ends]
 
 
 def _drawn_y(figure: Figure, point: PlotPoint | None) -> float:

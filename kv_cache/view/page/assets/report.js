@@ -291,7 +291,10 @@
     this.spec.lines.forEach(function (line, index) {
       if (hidden[index]) return;
       for (var i = 0; i < places.length; i++)
-        if (!(places[i] < from || places[i] > to)) see(line.values[i]);
+        if (!(places[i] < from || places[i] > to)) {
+          see(line.values[i]);
+          if (line.spans && line.spans[i]) line.spans[i].forEach(see);
+        }
     });
     this.spec.limits.forEach(function (limit) { see(limit.value); });
     if (!(high > 0)) return log ? [0.1, 10] : [0, 1];
@@ -354,6 +357,7 @@
     spec.lines.forEach(function (line, index) {
       if (self.hidden[index]) return;
       if (self.dense(u)) self.middle(u, line);
+      if (line.spans) self.spans(u, line);
       if (!line.through) return;
       self.join(u, line);
       self.dots(u, line);
@@ -419,6 +423,27 @@
     line.through.forEach(function (place, index) {
       var x = u.valToPos(place[0], "x", true), y = u.valToPos(place[1], "y", true);
       if (index) ctx.lineTo(x, y); else ctx.moveTo(x, y);
+    });
+    ctx.stroke();
+  };
+
+  /* An interval of a point: a bar with ends. */
+  Chart.prototype.spans = function (u, line) {
+    var ctx = u.ctx, ratio = sharp(), places = this.axis.places;
+    ctx.strokeStyle = colour("c" + line.look);
+    ctx.lineWidth = ratio;
+    ctx.setLineDash([]);
+    ctx.beginPath();
+    line.spans.forEach(function (ends, index) {
+      if (!ends) return;
+      var x = u.valToPos(places[index], "x", true);
+      var ys = ends.map(function (end) { return u.valToPos(end, "y", true); });
+      ctx.moveTo(x, ys[0]);
+      ctx.lineTo(x, ys[1]);
+      ys.forEach(function (y) {
+        ctx.moveTo(x - 4 * ratio, y);
+        ctx.lineTo(x + 4 * ratio, y);
+      });
     });
     ctx.stroke();
   };
