@@ -18,6 +18,7 @@ from kv_cache.config.mlperf import MLPERF_OPTIONS
 from kv_cache.config.schema import to_mapping
 from kv_cache.core.text import as_json
 from kv_cache.metrics.judging import Status
+from kv_cache.metrics.pace import batch_count
 from kv_cache.mlperf.aggregate import run_summary
 from kv_cache.mlperf.layout import Place, new_place, trial_directory
 from kv_cache.mlperf.manifest import write_manifest
@@ -66,6 +67,17 @@ def real_result(cwd: Path) -> Document:
     return _quiet(document)
 
 
+def _stretch(own: Document) -> None:
+    """Its window is the rules', in which storage did little."""
+    ends, headline = own["phases_ns"], own["headline"]
+    ends["measure_end"] = ends["measure_start"] + 300 * 10**9
+    count = batch_count(300.0, headline["call_s"])
+    each = headline["bytes"] // count
+    headline["batches"] = [[300 / count, each] for _ in range(count)]
+    headline["batches"][-1][1] += headline["bytes"] - each * count
+    headline["before_bytes"] = headline["after_bytes"] = 0
+
+
 _NOISE = ("foreign", "throttles", "interposed", "page_cache", "payload", "clock", "stack")
 
 
@@ -73,6 +85,7 @@ def _quiet(document: Document) -> Document:
     """Without what this machine did meanwhile: a test's tree begins with valid ranks."""
     own = document["kv_cache"]
     own["metadata"] = []  # takes long to be computed again
+    _stretch(own)
     evidence = own["passport"]["evidence"]
     evidence["gaps"] = None  # which are held against the times of metadata
     evidence["client"] = {}
@@ -127,7 +140,7 @@ def as_rank(base: bytes, option: int, trial: int, rank: int, ranks: int) -> byte
     own["config"] = config
     own["seed"] = document["seed"] = 42 + rank
     own["rank"] = {"rank": rank, "ranks": ranks, "on_machine": ranks, "source": "PMI_RANK"}
-    own["started_utc"] = f"2026-07-01T12:{10 * option + trial:02}:00+00:00"
+    own["started_utc"] = f"2026-07-01T1{option}:{10 * trial:02}:00+00:00"
     own["not_submittable"] = []
     take_longer(document, 100 * option + 10 * trial + rank)
     own["environment"] |= {"hostname": "node", "same_filesystem": False}

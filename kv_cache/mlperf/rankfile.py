@@ -6,7 +6,6 @@ that follow from each other. Of everything else one flaw is reported, by name.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from kv_cache.result.chain import SECTION, check, fingerprint
 from kv_cache.result.counted import RankFacts
 from kv_cache.result.derive import SCHEMA
 from kv_cache.result.paths import flat, number_at
-from kv_cache.result.run import CountedRun, MisshapenError, read_run, times
+from kv_cache.result.run import CountedRun, MisshapenError, read_run, times, unix_s
 from kv_cache.result.sections import KINDS
 from kv_cache.result.verify import judged_again, recheck
 
@@ -77,6 +76,7 @@ class RankResult:
     mpi: RankFacts  # the rank that it says it is of
     program_version: str
     started_utc: str
+    began_s: float | None  # when its window began, by its host's clock, in seconds since 1970
     window_s: float
     seed: int
     verdict: str
@@ -88,13 +88,14 @@ class RankResult:
     times_sha256: str | None  # of how long each operation of storage took
 
     @property
-    def ended_utc(self) -> str:
-        """When its window ended, at the earliest; empty where no beginning can be read."""
-        try:
-            began = datetime.fromisoformat(self.started_utc)
-            return (began + timedelta(seconds=self.window_s)).isoformat()
-        except (ValueError, OverflowError):
-            return ""
+    def started_s(self) -> float | None:
+        """When its run began, by its host's clock, in seconds since 1970."""
+        return unix_s(self.started_utc)
+
+    @property
+    def ended_s(self) -> float | None:
+        """When its window ended, likewise."""
+        return None if self.began_s is None else self.began_s + self.window_s
 
     @property
     def hostname(self) -> str:
@@ -194,6 +195,7 @@ def _result(spot: Spot, name: str, document: Json) -> RankResult:
         mpi=facts.rank,
         program_version=facts.program_version,
         started_utc=facts.started_utc or "",
+        began_s=run.wall_begin_s,
         window_s=run.window_s,
         seed=facts.seed,
         verdict=verdict.verdict,

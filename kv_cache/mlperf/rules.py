@@ -7,10 +7,8 @@ and names are those of the MLPerf Storage v3.0 rules; which look checks what sta
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -34,23 +32,18 @@ from kv_cache.metrics.judging import Look, Status, gravest, invalid, nothing, un
 from kv_cache.metrics.passport import VALID
 from kv_cache.mlperf import directories
 from kv_cache.mlperf.aggregate import HEADLINE, by_the_rules, trial_spread
-from kv_cache.mlperf.layout import (
-    LAUNCHERS_METADATA,
-    MANIFEST,
-    SUMMARY,
-)
-from kv_cache.mlperf.manifest import FINISHED, PlanRecord, TrialRecord, gone
+from kv_cache.mlperf.instants import delays, in_turn
+from kv_cache.mlperf.layout import LAUNCHERS_METADATA, MANIFEST, SUMMARY
+from kv_cache.mlperf.manifest import FINISHED, PlanRecord, gone
 from kv_cache.mlperf.plan import OPEN
 from kv_cache.mlperf.rankfile import CPU_ONLY, MISSING, TAMPERED, RankResult
-from kv_cache.mlperf.tree import OWN_OPTIONS, Tree
+from kv_cache.mlperf.tree import OWN_OPTIONS, Expected, Tree
 from kv_cache.result import submission
 from kv_cache.result.paths import flat
 
 Json = Mapping[str, Any]
 
-_CLOCKS_S = 1.0  # by which the instants of two trials may be off
-
-
+_ROUNDED_S = 1e-3
 GRAVEST_FIRST = (Status.INVALID, Status.NOT_JUDGED, Status.PASS, Status.NOT_APPLICABLE)
 """What cannot be judged weighs more than what passes: a submission has to show that it complies."""
 
@@ -143,6 +136,8 @@ def _workload(result: RankResult) -> Iterator[str]:
         told = result.config.get(name)
         if told != value:
             yield f"{name} is {told!r}, and {value!r} is fixed"
+    if not isclose(result.window_s, known.duration_s, abs_tol=_ROUNDED_S):
+        yield f"its window was {result.window_s:.6g} s long, and {known.duration_s:g} s are fixed"
 
 
 def _sequence_locks(tree: Tree) -> Iterator[Look]:
@@ -157,8 +152,7 @@ def _sequence_locks(tree: Tree) -> Iterator[Look]:
     if delay_s not in delays_s:
         fixed = " or ".join(f"{each:g}" for each in delays_s)
         yield invalid(f"option_delay_s: {delay_s:g}, and {fixed} is fixed", where)
-    trials = _as_they_ran(tree) if tree.manifest is None else tree.manifest.record.trials
-    yield from _delays(trials, len(plan.options) * plan.trials, delay_s, where)
+    yield from delays(tree, len(plan.options) * plan.trials, delay_s, where)
 
 
 _RECORDS = f"{MANIFEST} and no {LAUNCHERS_METADATA} of mlpstorage"
@@ -173,53 +167,10 @@ def _unlocked(plan: PlanRecord) -> Iterator[str]:
         yield f"config: {plan.config}, and none is allowed"
 
 
-def _as_they_ran(tree: Tree) -> Iterator[TrialRecord]:
-    """Yield the trials by the instants of their results. They end later than their windows, so
-    rests come out too long, never too short."""
-    trials: dict[tuple[int, int], list[RankResult]] = {}
-    for result in tree.ranks:
-        trials.setdefault((result.spot.option, result.spot.trial), []).append(result)
-    for (option, trial), results in trials.items():
-        ends = [_instant(result.ended_utc) for result in results]
-        last = max(range(len(ends)), key=lambda at: ends[at] or 0.0)
-        yield TrialRecord(
-            option=option, trial=trial, complete=True, exit_codes=[], left_in_cache=0,
-            started_utc=min(result.started_utc for result in results),
-            ended_utc=results[last].ended_utc,
-        )  # fmt: skip
-
-
 def _seed(result: RankResult) -> Iterator[str]:
     wanted = SEED + result.spot.rank
     if result.seed != wanted:
         yield f"seed is {result.seed}, and {wanted} ({SEED} + rank) is fixed"
-
-
-def _delays(
-    rows: Iterable[TrialRecord], planned: int, wanted_s: float, where: str
-) -> Iterator[Look]:
-    """By the clock, between the end of one option and the start of the next."""
-    trials = list(rows)
-    if len(trials) < planned:
-        yield unknown(f"only {len(trials)} of {planned} trials were begun", where)
-    for before, after in pairwise(trials):
-        if before.option == after.option:
-            continue
-        ended, began = _instant(before.ended_utc), _instant(after.started_utc)
-        if ended is None or began is None:
-            yield unknown(f"when option {after.option} began is not told", where)
-            continue
-        waited_s = began - ended
-        if waited_s < wanted_s - _CLOCKS_S:
-            message = f"option {after.option} began {waited_s:.0f} s after option {before.option}"
-            yield invalid(f"{message}, and {wanted_s:g} s are planned", where)
-
-
-def _instant(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 def _no_autoscaling(tree: Tree) -> Iterator[Look]:
@@ -294,13 +245,17 @@ def _aggregates(*names: str) -> TreeRule:
     """The launcher's own summary has the aggregates that follow from the ranks' results."""
 
     def look(tree: Tree) -> Iterator[Look]:
-        files = sorted(tree.place.run.glob(f"{SUMMARY}*.json"))
+        files = _summaries(tree)
         if not files:
             yield unknown(f"there is no {SUMMARY}*.json to compare with")
         for path in files:
             yield from _compared(tree, path, names)
 
     return look
+
+
+def _summaries(tree: Tree) -> list[Path]:
+    return sorted(tree.place.run.glob(f"{SUMMARY}*.json"))
 
 
 def _compared(tree: Tree, path: Path, names: Sequence[str]) -> Iterator[Look]:
@@ -360,7 +315,33 @@ def _headline(tree: Tree) -> Iterator[Look]:
         absent = [name for name in HEADLINE if not values[name]]
         if absent:
             yield invalid(f"has no {', '.join(absent)}: storage moved too little for it", where)
+    for path in _summaries(tree):
+        yield from _miscounted(tree, path)
     yield well(f"all four figures are there, of {tree.expected.ranks} ranks")
+
+
+def _miscounted(tree: Tree, path: Path) -> Iterator[Look]:
+    """Yield what the launcher's summary says of ranks and trials that is not so: the headline is
+    told with their number."""
+    expected, where = tree.expected, tree.place.name(path)
+    try:
+        rows = [document := orjson.loads(result_bytes(path)), *document["options"].values()]
+        counts = [(name, row[name]) for row in rows for name in _counts(expected) if name in row]
+    except (UsageError, orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+        return  # which the aggregates say
+    for name, value in dict.fromkeys((name, repr(value)) for name, value in counts):
+        if value != repr(_counts(expected)[name]) and not tree.flaws:
+            yield invalid(
+                f"{name} is {value}, and the results give {_counts(expected)[name]}", where
+            )
+
+
+def _counts(expected: Expected) -> Mapping[str, int | bool]:
+    ranks, trials = expected.ranks, expected.trials
+    return {
+        "total_ranks": ranks, "rank_count": ranks, "trials_per_option": trials,
+        "trial_count": trials, "partial_failure": False,
+    }  # fmt: skip
 
 
 # --- 6.4 to 6.6 ------------------------------------------------------------------------------
@@ -467,6 +448,7 @@ def _changed(result: RankResult) -> Iterator[str]:
         return
     own = (*known.overrides(), *_HAS_ITS_OWN_RULE)
     defaults, model = _defaults(result.spot.option), f"model_configs.{known.model}."
+    yield from _share_of_space(result, defaults["tiers.free_share"])
     for name, value in result.config.items():
         if name in own or name.startswith(OWN_OPTIONS):
             continue
@@ -474,6 +456,16 @@ def _changed(result: RankResult) -> Iterator[str]:
             defaults.get(name), PUBLISHED.get(name)
         ):  # fmt: skip
             yield f"{name} is {value!r} (default {defaults.get(name)!r})"
+
+
+def _share_of_space(result: RankResult, default: float) -> Iterator[str]:
+    """Ranks share the free space evenly: those of a machine, or all of a job."""
+    share, sharers = (
+        result.config.get("tiers.free_share"),
+        {1, result.mpi.on_machine, result.mpi.ranks},
+    )
+    if share not in [default / count for count in sharers if count]:
+        yield f"tiers.free_share is {share!r} (default {default!r}, shared by the ranks)"
 
 
 def _open_allowances(tree: Tree) -> Iterator[Look]:
@@ -517,10 +509,9 @@ _SAME_SYSTEM = (
 
 def _identical(tree: Tree) -> Iterator[Look]:
     """A host is the same machine in each trial, and all hosts have one program."""
-    first: dict[str, RankResult] = {}
 
     def differs(result: RankResult) -> Iterator[str]:
-        other = first.setdefault(result.hostname, result)
+        other = _before(tree, result)
         mine, others = dict(flat(result.environment)), dict(flat(other.environment))
         for name in _SAME_SYSTEM:
             if mine.get(name) != others.get(name):
@@ -531,7 +522,25 @@ def _identical(tree: Tree) -> Iterator[Look]:
     yield from _each(tree, differs, "one machine and one program behind all results")
 
 
+def _before(tree: Tree, result: RankResult) -> RankResult:
+    """Return the first result that has to be of the same machine and drive: of this rank on this
+    host, else of the host, and of a host that is new after the first trial, of this rank."""
+    first = [r for r in tree.ranks if r.spot[:2] == tree.ranks[0].spot[:2]]
+    same: Sequence[Callable[[RankResult], bool]] = (
+        lambda r: r.hostname == result.hostname and r.spot.rank == result.spot.rank,
+        lambda r: r.hostname == result.hostname,
+        lambda r: r.spot.rank == result.spot.rank,
+    )
+    return next((r for is_same in same for r in first if is_same(r)), result)
+
+
 # --- ours ------------------------------------------------------------------------------------
+
+
+def _in_turn(tree: Tree) -> Iterator[Look]:
+    yield from in_turn(tree)
+    yield from _unread(tree)
+    yield well("ranks measured together, and trials one after another")
 
 
 def _complete(tree: Tree) -> Iterator[Look]:
@@ -645,6 +654,7 @@ RULES: Mapping[str, tuple[str, TreeRule]] = {
     "systemDescription": ("ours", directories.described),
     "divisionOfPath": ("ours", directories.division),
     "trialSpread": ("ours", _spread),
+    "trialsInTurn": ("ours", _in_turn),
     "completeness": ("ours", _complete),
     "intactResults": ("ours", _intact),
     "hashChain": ("ours", _chain),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from math import fsum
 from pathlib import Path
@@ -17,6 +18,7 @@ from kv_cache.core.errors import ConfigError, UsageError
 from kv_cache.core.kinds import OpKind, Phase, TierLabel
 from kv_cache.core.model import ModelShape
 from kv_cache.core.text import to_json
+from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.summary import per_second
 from kv_cache.result.chain import SECTION as SECTION
@@ -41,6 +43,14 @@ class MisshapenError(Exception):
     """A value of a document that is missing or not of its type; the message says where."""
 
 
+def unix_s(text: str) -> float | None:
+    """Return an instant in seconds since 1970; None for a text that is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
 @dataclass(frozen=True)
 class CountedRun:
     """What a run counted, and the configuration that it ran with."""
@@ -57,6 +67,13 @@ class CountedRun:
         """Length of the measured window; 0 if it never began."""
         ends = self.facts.phases_ns
         return max(0, (ends.measure_end or 0) - ends.measure_start) / 1e9
+
+    @property
+    def wall_begin_s(self) -> float | None:
+        """When the window began, by its host's wall clock, in seconds since 1970."""
+        started_s = unix_s(self.facts.started_utc or "")
+        since_s = self.facts.phases_ns.measure_start / NS_PER_S
+        return None if started_s is None else started_s + since_s
 
     @cached_property
     def ledger(self) -> "OperationLedger":

@@ -69,7 +69,7 @@ def short_of(tree: Tree) -> set[str]:
     What the passports of its ranks name is compared, too."""
     for rank in tree.ranks:
         names(read_json(tree.place.run / rank.path)["kv_cache"])
-    return short(tree) - {"passport", "trialSpread"}
+    return short(tree) - {"passport", "trialSpread", "trialsInTurn"}
 
 
 def read_json(path: Path) -> Any:

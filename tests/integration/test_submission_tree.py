@@ -26,6 +26,7 @@ from kv_cache.core.text import as_json
 from kv_cache.core.units import NS_PER_S
 from kv_cache.metrics.histogram import Histogram, merged
 from kv_cache.metrics.judging import Status
+from kv_cache.metrics.pace import batch_count
 from kv_cache.mlperf import rankfile
 from kv_cache.mlperf.aggregate import run_summary, summarize
 from kv_cache.mlperf.document import tree_document
@@ -607,6 +608,9 @@ BROKEN: Mapping[str, Broken] = {
         edit=setting("environment.os.kernel", "5.0", where=lambda o, trial, r: trial == 1)
     ),
     "systemDescription": Broken(tree=in_the_yaml),
+    "trialsInTurn": Broken(
+        edit=setting("started_utc", "2026-07-01T12:00:30+00:00", where=lambda *at: at == (2, 0, 1))
+    ),
     "completeness": Broken(tree=lost),
     "intactResults": Broken(tree=rewritten),
     "hashChain": Broken(tree=lambda made: (made.place.run / "added.txt").touch()),
@@ -668,6 +672,69 @@ def test_an_option_without_a_latency_has_no_headline(whole: Made) -> None:
     assert short(structs.replace(tree, ranks=ranks)) == {
         "kvcacheHeadlineResult", "kvcacheAggregateDeviceLatency"
     }  # fmt: skip
+
+
+def one_window_for_all_trials(option: int, trial: int, rank: int, document: Document) -> None:
+    document["kv_cache"]["started_utc"] = f"2026-07-01T1{option}:00:00+00:00"
+
+
+def a_trial_run_again(option: int, trial: int, rank: int, document: Document) -> None:
+    """In the place of one that was worse."""
+    if (option, trial) == (1, 1):
+        document["kv_cache"]["started_utc"] = "2026-07-09T09:00:00+00:00"
+
+
+def on_another_machine(option: int, trial: int, rank: int, document: Document) -> None:
+    if trial == 1:
+        environment = document["kv_cache"]["environment"]
+        environment["hostname"], environment["cpu"]["model"] = "faster", "Faster"
+
+
+def a_sixth_of_the_window(option: int, trial: int, rank: int, document: Document) -> None:
+    """As if a launcher had ended it."""
+    own = document["kv_cache"]
+    own["phases_ns"]["measure_end"] -= 250 * 10**9
+    headline = own["headline"]
+    count = batch_count(50.0, headline["call_s"])
+    headline["batches"] = [[50 / count, 0]] * (count - 1) + [[50 / count, headline["bytes"]]]
+
+
+@pytest.mark.parametrize(
+    ("edit", "rule", "says"),
+    [
+        (one_window_for_all_trials, "trialsInTurn", "began 300 s before option_1/trial_0/rank_0"),
+        (a_trial_run_again, "trialsInTurn", "before option_1/trial_1/rank_0"),
+        (on_another_machine, "identicalSystemConfig", "cpu.model is 'Faster'"),
+        (a_sixth_of_the_window, "kvcacheFixedWorkloadPerOption", "was 50 s long, and 300 s are"),
+        (setting("config.tiers.free_share", 0.01), "kvcacheClosedImmutable", "free_share is 0.01"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_results_that_are_not_of_one_sequence_on_one_system_fall_short(
+    edit: Edit, rule: str, says: str, base: Document, tmp_path: Path
+) -> None:
+    tree = make(tmp_path / "tree", base, edit=edit).tree()
+    assert short(tree) == {rule}
+    assert says in judged(tree)[rule].looks[0].message
+
+
+def test_ranks_of_a_host_may_have_a_drive_each(base: Document, tmp_path: Path) -> None:
+    drive = setting("environment.device.name", "nvme1n1", where=lambda o, t, rank: rank == 1)
+    assert short(make(tmp_path / "tree", base, edit=drive).tree()) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rank_count", 16), ("trial_count", 5), ("partial_failure", True)]
+)
+def test_a_summary_of_more_ranks_or_trials_than_there_are_has_no_headline(
+    name: str, value: object, made: Made
+) -> None:
+    launched(made)
+    (path,) = made.place.run.glob("kvcache_run_summary_*.json")
+    document = json.loads(path.read_bytes())
+    document["options"]["2"][name] = value
+    path.write_text(json.dumps(document))
+    assert short(made.tree()) == {"kvcacheHeadlineResult"}
 
 
 def test_an_option_that_follows_too_soon_breaks_the_locks(made: Made) -> None:
@@ -738,7 +805,7 @@ def test_the_locks_of_a_closed_sequence_are_judged_by_the_launchers_record(
 def test_an_option_of_the_launcher_that_follows_too_soon_breaks_the_locks(
     base: Document, tmp_path: Path
 ) -> None:
-    soon = setting("started_utc", "2026-07-01T12:12:15+00:00", where=lambda *at: at[:2] == (2, 0))
+    soon = setting("started_utc", "2026-07-01T11:25:15+00:00", where=lambda *at: at[:2] == (2, 0))
     made = make(tmp_path / "tree", base, edit=soon)
     launched(made, num_processes=2)
     assert short(made.tree()) == {"kvcacheClosedSequenceLocks"}

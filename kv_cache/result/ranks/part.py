@@ -1,14 +1,13 @@
 """One rank of several: what came of it, and whether it counts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kv_cache.core.crew import Crew, Member
-from kv_cache.core.units import NS_PER_S, ns_to_s
+from kv_cache.core.units import NS_PER_S
 from kv_cache.result.chain import check, fingerprint
 from kv_cache.result.derive import SCHEMA as RESULT_SCHEMA
 from kv_cache.result.paths import value_at
@@ -55,13 +54,7 @@ class Part(Struct, frozen=True, kw_only=True):
     @property
     def wall_begin_s(self) -> float | None:
         """When its window began, by its host's wall clock, in seconds since 1970."""
-        if self.run is None or self.run.facts.started_utc is None:
-            return None
-        try:
-            started = datetime.fromisoformat(self.run.facts.started_utc)
-        except ValueError:
-            return None
-        return started.timestamp() + ns_to_s(self.run.facts.phases_ns.measure_start)
+        return None if self.run is None else self.run.wall_begin_s
 
     @property
     def end_ns(self) -> int | None:
