@@ -78,6 +78,8 @@ def _sentence(facts: TierStudyFacts) -> str:
     (rows,) = tables
     equals = best_of(rows)
     best, arms = equals[0], _either([_arm(row) for row in equals])
+    if all(row.computed == 1 for row in rows):
+        return "No tier has any block that is asked for: all are computed, and no access waits."
     shown = _shown(rows, facts.cases[0], len(rows) - len(equals))
     wait = f"an access waits {_us(best.wait_ns)}"
     if is_by_computed(rows):

@@ -634,6 +634,16 @@ def test_the_first_tier_waits_for_its_bytes_and_for_widening_them(
 SMALL = "gpu=16KB:20us:80MB/s,host=32KB:400us:8MB/s"
 
 
+def test_where_nothing_is_found_nobody_waits_the_least(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--pattern", "rag_burst", "--policies", "lru,arc", "--tiers", "gpu=1KB:20us:80MB/s"]
+    assert main(["lab", *words]) == 0
+    out = capsys.readouterr().out
+    assert "No tier has any block that is asked for: all are computed" in out
+    assert "the least" not in out.splitlines()[0]
+
+
 def test_who_finds_nothing_waits_for_nothing_and_is_not_the_best(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
