@@ -27,7 +27,8 @@ class CompareOptions:
     )  # fmt: skip
     json: str | None = opt(None, "Also write the comparison there", flag="--json", metavar="PATH")
     fail_on: str | None = opt(
-        None, "Exit with 4 where a number differs to the worse", choices=("worse",),
+        None, "Exit with 4 where a number differs to the worse, or the headline cannot be judged",
+        choices=("worse",),
         flag="--fail-on",
     )  # fmt: skip
 

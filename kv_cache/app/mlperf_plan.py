@@ -45,6 +45,7 @@ _FROM_THE_SEQUENCE = {
     "run.seed": "give --seed before the --",
     "run.trials": "give --trials before the --",
     "tiers.reclaim": "give --reclaim before the --",
+    "output.fail_on": "its exit code would end the trial; mlperf check judges all of them",
     "tiers.keep_cache": "the next trial begins with an empty cache",
 }
 

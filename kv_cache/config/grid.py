@@ -35,6 +35,7 @@ OURS: Mapping[str, str] = {
     "output.metrics_port": "all cells would listen at the same port",
     "output.json": "the output of each run goes to its log",
     "output.progress": "the output of each run goes to its log",
+    "output.fail_on": "its exit code would make a finished run a failed one; cells have verdicts",
 }
 """Options that the sweep sets itself, and why."""
 
@@ -91,7 +92,8 @@ class Grid:
         """The checked configuration of one run. Raises ConfigError that names the cell."""
         path = None if self.config is None else Path(self.config)
         try:
-            return load_config(path, {**self.base, **cell.values, "run.seed": seed})
+            ours = {"run.seed": seed, "output.fail_on": None}
+            return load_config(path, {**self.base, **cell.values, **ours})
         except ConfigError as error:
             raise ConfigError(f"{self.source}, {cell_title(cell)}: {error}") from None
 

@@ -227,6 +227,18 @@ def test_numbers_of_a_sweep_that_do_not_follow_from_its_runs_are_told_though_the
     assert (found.code, words in found.out) == (2, True), found.out + found.err
 
 
+def test_a_gate_of_single_runs_makes_no_failed_runs_of_a_sweep(tmp_path: Path) -> None:
+    """Each run was told as failed, by the code with which it would have ended by itself."""
+    prepare(tmp_path)
+    text = (tmp_path / "small.yaml").read_text() + "\noutput: {fail_on: invalid}\n"
+    (tmp_path / "gated.yaml").write_text(text)
+    code, out, err = sweep(tmp_path, grid=VIRTUAL.replace("small.yaml", "gated.yaml"))
+    assert code == 0, err
+    assert out.startswith("Sweep: FINISHED. 2 cells, 2 of 2 runs finished.")
+    code, _, err = sweep(tmp_path, grid=f"{VIRTUAL}zip: {{output.fail_on: [slo, slo]}}\n")
+    assert (code, "output.fail_on" in err, err.count("\n")) == (2, True, 1)
+
+
 def test_real_runs_at_the_same_time_are_noted(tmp_path: Path) -> None:
     grid = VIRTUAL.replace("run.virtual_time: true", "run.virtual_time: false")
     code, out, err = sweep(tmp_path, "--jobs=2", grid=grid)

@@ -60,3 +60,17 @@ def test_a_comparison_without_a_worse_number_is_done(
     same = str(tmp_path / "R.json")
     assert compare.main([same, same, "--fail-on=worse"]) == Exit.DONE
     assert "other numbers 0 differ" in capsys.readouterr().out
+
+
+def test_a_comparison_whose_headline_nobody_can_judge_is_not_passed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of B storage moved nothing at all, to which there is no ratio."""
+    base, cached = "--cpu-mem-gb=0", "--cpu-mem-gb=64"
+    small(tmp_path, "--virtual-time", base, "--output=A.json")
+    small(tmp_path, "--virtual-time", cached, "--output=B.json")
+    both = [str(tmp_path / "A.json"), str(tmp_path / "B.json")]
+    assert compare.main(both) == Exit.DONE
+    assert compare.main([*both, "--fail-on=worse"]) == Exit.GATE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "--fail-on worse: whether B is worse in storage.bytes_per_second is not known" in said
