@@ -13,7 +13,7 @@ from itertools import islice
 from math import sqrt
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kv_cache.app.planned import planned_view
 from kv_cache.app.prepare import Job, prepare
@@ -502,6 +502,8 @@ class _Searching:
         document = build_result(config, search.job.model, outcome, self._environment)
         why = self._loads.why or ""
         state = probing.past.state
+        if state.rows_before:
+            state = structs.replace(state, passes=outcome.workload["cycles_ended"])
         self._probes.append(
             probe_of(number, load, why, probing.slos, verdict, outcome, document, state)
         )

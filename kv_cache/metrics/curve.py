@@ -77,6 +77,7 @@ class Pressure(Struct, frozen=True, kw_only=True):
     limit_ns: float
     rejected_share: float = 0.0
     memory_stall_share: float | None = None
+    busy_cores: float | None = None  # of the whole host
 
 
 def limit_of(probe: Pressure, *, by_client: bool = True) -> Limited:
@@ -135,5 +136,13 @@ def _latency(p: Pressure) -> str:
     rejected = f"; {p.rejected_share:.1%} were rejected by a full queue" if p.rejected_share else ""
     return (
         f"requests took too long though storage moved {of_peak:.0%} of the highest rate seen, "
-        f"with utilisation {busy}, and the client had cores to spare{rejected}"
+        f"with utilisation {busy}{_cores(p)}{rejected}"
     )
+
+
+def _cores(p: Pressure) -> str:
+    """Say who used the cores, where that is known: others may be why we waited."""
+    if p.cores_used is None:
+        return ""
+    others = "" if p.busy_cores is None else f", others {max(0.0, p.busy_cores - p.cores_used):.1f}"
+    return f"; the client used {p.cores_used:.1f} of {p.cores:g} cores{others}"

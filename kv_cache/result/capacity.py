@@ -62,10 +62,12 @@ class JudgedSlo(Struct, frozen=True, kw_only=True):
 
 
 class CacheState(Struct, frozen=True, kw_only=True):
-    """What the cache held when a probe began: what so many rows of a trace before had left."""
+    """What the cache held when a probe began: what so many rows of a trace before had left.
+    `passes` ended in the probe: after each the trace is asked anew, as content of its own."""
 
     rows_before: Count = 0
     bytes: Count = 0
+    passes: Count = 0
 
 
 class ProbeFacts(Struct, frozen=True, kw_only=True):
@@ -155,12 +157,13 @@ class Probe(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What the answer's verdict has of one probe: its load, the SLOs of those who were there, and
-    what rules found that is not valid."""
+    """What the answer's verdict has of one probe: its load, the SLOs of those who were there, what
+    rules found that is not valid, and how often its trace ended."""
 
     load: float
     estimates: Sequence[SloEstimate]
     findings: Sequence[Mapping[str, Any]]
+    passes: int
 
 
 def probe_of(
@@ -315,6 +318,7 @@ def _verdict(
     reasons = [
         *_ending(answer, interrupted, death),
         *_of_probes(deciding),
+        *_of_passes(deciding),
         *_untrusted(answer, untested, silent),
     ]
     words = {row["status"] for probe in deciding for row in probe.findings}
@@ -323,7 +327,7 @@ def _verdict(
         verdict = Status.INVALID.value
     elif answer.ended is Ended.CLIENT:
         verdict = "client-bound"
-    elif Status.SUSPECT in words or untested or silent or unsure:
+    elif Status.SUSPECT in words or untested or silent or unsure or any(_of_passes(deciding)):
         verdict = Status.SUSPECT.value
     else:
         verdict = VALID
@@ -352,6 +356,18 @@ def _of_probes(deciding: Sequence[Judgement]) -> Iterator[str]:
         for rule, several in sentences.items():
             count = f"in {len(several)} of the {len(deciding)} probes at the answer"
             yield f"{rule} is {word} {count}: {several[0]}"
+
+
+def _of_passes(deciding: Sequence[Judgement]) -> Iterator[str]:
+    """Yield that a trace was too short for its load: a pass is content of its own, which finds
+    nothing stored, so that higher loads would find less again than lower ones."""
+    ended = sum(probe.passes > 0 for probe in deciding)
+    if ended:
+        yield (
+            f"in {ended} of the {len(deciding)} probes at the answer the trace ended and began "
+            "anew, as content of which nothing was stored, unlike what each probe begins with; "
+            "give a longer trace, or a shorter --probe"
+        )
 
 
 def _untrusted(
@@ -406,12 +422,16 @@ def _pressure(outcome: RunOutcome, slos: Sequence[Slo]) -> Pressure:
         limit_ns=min((p.limit_ns for p in slos), default=1),
         rejected_share=rejected / ended if ended else 0.0,
         memory_stall_share=evidence.get("memory_pressure_some"),
+        busy_cores=evidence.get("host_cores_busy"),
     )
 
 
 def _means(windows: Sequence[Window]) -> dict[str, float]:
     """Return the means of the machine's numbers over windows, weighted by their length."""
-    names = ("device_utilisation", "process_cores", "cores", "memory_pressure_some")
+    names = (
+        *("device_utilisation", "process_cores", "host_cores_busy", "cores"),
+        "memory_pressure_some",
+    )
     means = {}
     for name in names:
         some = [(w.machine[name], w.seconds) for w in windows if w.machine.get(name) is not None]
@@ -560,7 +580,8 @@ def _verdict_of(row: Mapping[str, Any]) -> ProbeVerdict:
 
 
 def _judgement(verdict: ProbeVerdict, row: Mapping[str, Any]) -> Judgement:
-    return Judgement(row["load"], verdict.judged.estimates, row["findings"])
+    passes = row["cache_state"]["passes"]
+    return Judgement(row["load"], verdict.judged.estimates, row["findings"], passes)
 
 
 def _decision(verdict: ProbeVerdict) -> dict[str, Any]:

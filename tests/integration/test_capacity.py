@@ -248,7 +248,14 @@ def test_a_probe_of_a_trace_begins_with_what_the_rows_before_it_left(tmp_path: P
     for row in own["probes"]:
         assert row["cache_state"]["rows_before"] == 200
         assert row["reuse_hit_ratio"] > 0.9
+        assert row["cache_state"]["passes"] == 0
     assert "what 200 rows before left" in ran.out
+    faster = [flag.replace("=3", "=25") for flag in args]
+    own = found(capacity(tmp_path, *faster, *whole, *trace, *SHORT, "--probe-warmup=2"))
+    assert own["probes"][0]["reuse_hit_ratio"] < 0.8
+    assert own["probes"][0]["cache_state"]["passes"] == 1
+    assert "probes at the answer the trace ended and began anew" in " ".join(own["reasons"])
+    assert recheck_capacity({"kv_cache": own}) == []
 
 
 # --- a class of which nobody is ----------------------------------------------------------------

@@ -47,6 +47,7 @@ FULL = replace(CALM, bytes_per_s=1.95e9, utilisation=0.99)
     ("probe", "word", "told"),
     [
         (CALM, Bottleneck.LATENCY, "50% of the highest rate seen, with utilisation 60%"),
+        (replace(CALM, busy_cores=3.9), Bottleneck.LATENCY, "used 1.0 of 4 cores, others 2.9"),
         (replace(CALM, rejected_share=0.021), Bottleneck.LATENCY, "2.1% were rejected"),
         (FULL, Bottleneck.DEVICE_BANDWIDTH, "1.816 GiB/s of at most 1.863 GiB/s"),
         (replace(FULL, utilisation=None), Bottleneck.DEVICE_BANDWIDTH, "utilisation unknown"),

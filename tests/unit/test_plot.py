@@ -464,3 +464,16 @@ def test_ticks_are_few_and_inside(low: float, times: float) -> None:
     found = round_numbers(low, low * times, most=5)
     assert len(found) <= 5
     assert all(low <= tick <= low * times for tick in found)
+
+
+def test_an_axis_of_zeros_alone_warns_of_nothing() -> None:
+    """Tests turn warnings into errors; a search whose responses all took 0 had one on stderr."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure as Canvas
+
+    from kv_cache.view.picture.base import logarithmic
+
+    axes = Canvas().subplots()
+    axes.plot([1, 2], [0.0, 0.0])
+    logarithmic(axes, [0.0, 0.0])
+    assert (axes.get_yscale(), axes.get_ylim()) == ("log", (0.1, 10.0))

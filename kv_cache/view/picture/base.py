@@ -171,8 +171,8 @@ def logarithmic(axes: "Axes", values: Iterable[float], *, x: bool = False) -> No
     some = [value for value in known(values) if value > 0]
     low, high = (min(some) / 1.25, max(some) * 1.25) if some else (0.1, 10.0)
     axis = axes.xaxis if x else axes.yaxis
+    (axes.set_xlim if x else axes.set_ylim)(low, high)  # first: zeros alone have no log scale
     (axes.set_xscale if x else axes.set_yscale)("log")
-    (axes.set_xlim if x else axes.set_ylim)(low, high)
     axis.set_major_locator(FixedLocator(round_numbers(low, high, most=7 if x else 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: figures(value)))
