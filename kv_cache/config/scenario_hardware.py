@@ -47,6 +47,7 @@ Read = Callable[[str], Profile | HardwareProfile]
 
 _FP8_BITS = 8
 _LINKS = ("nvlink", "pcie", "nic")
+_OF_A_DEVICE = ("gbytes_per_s", "latency_us")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,26 @@ def described(scenario: Scenario, read: Read) -> DescribedScenario:
         curves=curves,
         gpus=gpus,
     )
+
+
+def replaced_by(option: str, profile: Profile | HardwareProfile) -> list[str]:
+    """Return the options whose place a profile takes that stands in `option`."""
+    section, names = option.removesuffix(".profile"), list[str]()
+    if section.startswith("tiers."):
+        names = [f"{way}_{what}" for way in ("read", "write") for what in _OF_A_DEVICE]
+    elif section.startswith("instances."):
+        names = ["hbm_gib", "tflops", "hbm_gbytes_per_s"]
+    elif isinstance(profile, HardwareProfile) and section == "network":
+        links = [name for name in _LINKS if getattr(profile, name).has_values]
+        names = [f"{name}.{field}" for name in links for field in _OF_A_DEVICE]
+        if profile.nic.cross_rack_latency_us is not None:
+            names.append("uplink.latency_us")
+    elif isinstance(profile, HardwareProfile):
+        there = profile.topology
+        counts = (there.racks, there.nodes_per_rack, there.gpus_per_node)
+        places = ("racks", "nodes_per_rack", "instances_per_node")
+        names = [name for name, count in zip(places, counts, strict=True) if count is not None]
+    return [f"{section}.{name}" for name in names]
 
 
 def _hardware(read: Read, path: str, option: str) -> HardwareProfile:

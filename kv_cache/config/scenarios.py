@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from kv_cache.config.axes import Axis, axes_of, count_of, nested, table_of, word
+from kv_cache.config.machine import read_described
 from kv_cache.config.scenario import InstanceSection, Scenario
 from kv_cache.config.scenario_fitted import fitted_options
+from kv_cache.config.scenario_hardware import replaced_by
 from kv_cache.config.scenario_rules import PACE, check, not_asked, not_read, refuse
 from kv_cache.config.scenario_trace import unread_by_trace
 from kv_cache.config.schema import describe, overlay, show
@@ -72,7 +74,8 @@ class Scenarios:
     labels: tuple[str, ...]
     seeds: int
     left_out: tuple[str, ...] = ()
-    """Options of the file that do not go with the source that was set in place of the file's."""
+    """Options of the file that do not go with the source, or the hardware profile, that was set in
+    place of the file's."""
     explicit: frozenset[str] = frozenset()
     """Options that were set over the file, by path."""
 
@@ -280,9 +283,9 @@ def _yielded(
     where: str,
 ) -> tuple[Scenario, tuple[str, ...]]:
     """Return the scenario as another workload that is set leaves it (another source, a file of
-    `trace fit`, or users in place of a rate), and the options of the file that yield to it: they
-    are taken out of what varies and of the preset too. What is set itself stays, to be refused or
-    read. A preset that is asked for says how many requests are asked."""
+    `trace fit`, or users in place of a rate) or a hardware profile, and the options of the file
+    that yield to it: they are taken out of what varies and of the preset too. What is set itself
+    stays, to be refused or read. A preset that is asked for says how many requests are asked."""
     source, fitted = sets.get("workload.source"), sets.get("workload.fitted")
     foreign: dict[str, object] = {}
     if source is not None and source != base.workload.source:
@@ -294,6 +297,11 @@ def _yielded(
         foreign |= _defaults_below([path for path in not_read(new) if path.startswith("workload.")])
     if sets.get("workload.concurrency") and (source or base.workload.source) != "trace":
         foreign |= {path: _DEFAULTS[path] for path in (f"workload.{name}" for name in PACE)}
+    for option, profile in sets.items():
+        if option.endswith(".profile") and isinstance(profile, str):
+            file = find_config(Path(profile), "hardware profile", "hardware")
+            described = replaced_by(option, read_described(file))
+            foreign |= {path: _default(path) for path in described}
     foreign = {path: value for path, value in foreign.items() if path not in sets}
     left = _taken_out(base, foreign, extras, scale)
     return overlaid(base, foreign, where), left
@@ -316,12 +324,13 @@ def _taken_out(
     left = [
         path
         for path, value in foreign.items()
-        if value_at(base, path) not in (_DEFAULTS[path], value)
+        if value_at(base, path) not in (_default(path), value)
     ]
     for key in ("vary", "zip", "variants"):
         if isinstance(extras[key], Mapping):
             extras[key], varied = _without(extras[key], list(foreign))
             left += varied
+    left += [path for path in foreign if scale.get(path, _default(path)) != _default(path)]
     for path in set(foreign) - {"workload.requests"}:
         scale.pop(path, None)
     return tuple(path for path in dict.fromkeys(left) if path not in scale)
@@ -463,6 +472,13 @@ def _changed(columns: Any, changed: dict[str, Any], key: str, source: str) -> An
 
 _OPTIONS = tuple(describe(Scenario))
 _DEFAULTS: Mapping[str, Any] = {option.path: option.default for option in _OPTIONS}
+
+
+def _default(path: str) -> Any:
+    """Return the default of an option, or of one of a group of instances."""
+    return _DEFAULTS[path] if path in _DEFAULTS else getattr(InstanceSection(), path.split(".")[-1])
+
+
 _FILES = frozenset(
     each.path.rpartition(".")[2]
     for each in (*_OPTIONS, *describe(InstanceSection))

@@ -87,6 +87,8 @@ _MOST_POINTS, _MOST_RATES = 300, 80
 make a smooth line."""
 _MOST_INSTANCES = 100
 """Of a table of instances: the busiest."""
+_OF_REQUESTS = ("workload.", "tiers.prefetch")
+"""Of options that are left out: those that yield to another source of requests."""
 
 Fact = tuple[str, str]
 
@@ -158,9 +160,11 @@ def _asked_facts(facts: SimFacts) -> Iterator[Fact]:
     yield from (("trace", trace_text(trace)) for trace in facts.traces)
     if facts.hardware:
         yield "hardware", hardware_text(facts.hardware)
-    if facts.left_out:
-        names = ", ".join(facts.left_out)
-        yield "left out", f"of the scenario, {_why_left_out(facts)}: {names}"
+    requests = [name for name in facts.left_out if name.startswith(_OF_REQUESTS)]
+    hardware = [name for name in facts.left_out if name not in requests]
+    for names, why in ((requests, _why_left_out(facts)), (hardware, "as a profile describes it")):
+        if names:
+            yield "left out", f"of the scenario, {why}: {', '.join(names)}"
     for variant in facts.variants:
         same = ", ".join(each.name for each in variant.same)
         if same:

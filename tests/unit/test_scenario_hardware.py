@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from kv_cache.config.hardware import HardwareProfile, Storage, hardware_of, read_hardware, sheet_of
+from kv_cache.config.machine import read_described
 from kv_cache.config.profile import Profile
 from kv_cache.config.scenario import (
     InstanceSection,
@@ -20,6 +21,7 @@ from kv_cache.config.scenario import (
     TopologySection,
 )
 from kv_cache.config.scenario_hardware import described, hardware_used
+from kv_cache.config.scenarios import Scenarios, read_scenarios
 from kv_cache.config.yaml_files import find_config, shipped_names
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.units import GIB
@@ -314,3 +316,40 @@ def test_each_gpu_of_the_catalogue_serves_a_model_that_fits(name: str) -> None:
     read = read_hardware(find_config(Path(name), "hardware profile", "hardware"))
     of = Scenario(instances={"g": InstanceSection(profile=name)})
     assert described(of, lambda path: read).gpus["g"].kv_bytes > 50e9
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "left"),
+    [
+        ("network-variance", ["network.profile=hgx-h100"], {"network.nic.gbytes_per_s"}),
+        ("rack-pool", ["instances.gpu.profile=h100"], {"instances.gpu.hbm_gib"}),
+        (
+            "single-node",
+            ["tiers.dram.profile=hgx-h100", "tiers.nvme.profile=hgx-h100"],
+            {"tiers.dram.read_gbytes_per_s", "tiers.dram.write_gbytes_per_s"},
+        ),
+        ("unequal-gpus", ["topology.profile=hgx-h100"], {"topology.instances_per_node"}),
+    ],
+)
+def test_a_profile_that_is_set_takes_the_place_of_what_a_file_and_its_preset_give(
+    name: str, sets: list[str], left: set[str]
+) -> None:
+    """Who types both is told."""
+    assert set(held(name, sets).left_out) == left
+    for path in left:
+        either = rf"{path} is 7|(network.nic|{path}) is given, and"
+        with pytest.raises(ConfigError, match=either):
+            held(name, [*sets, f"{path}=7"])
+
+
+def held(name: str, sets: list[str]) -> Scenarios:
+    """A shipped scenario at its smallest scale, with its rules and its hardware checked."""
+    found = read_scenarios(Path(name), "smoke", sets)
+    found.check()
+    for variant in found.variants():
+        described(variant.scenario, read_shipped)
+    return found
+
+
+def read_shipped(path: str) -> Profile | HardwareProfile:
+    return read_described(find_config(Path(path), "hardware profile", "hardware"))
