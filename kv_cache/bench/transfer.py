@@ -350,21 +350,23 @@ class Mover:
 
     def _move_placed(self, ops: Sequence[Read | Write | Move]) -> Iterator[OpDone | OpsDone]:
         """Read, write or move copies whose places are found at once. The few whose pages are looked
-        at are opened, as they have to be open meanwhile."""
-        share = self.share
+        at are opened, as they have to be open meanwhile; so are those beyond a buffer, in their
+        turn, as who comes first has the room."""
+        share, room = self.share, self._size
         sizes = [_moved(op.target.nbytes, share) for op in ops]
-        fit = [nbytes <= self._size for nbytes in sizes]
-        yield from self._in_batches_of([op for op, fits in zip(ops, fit, strict=True) if not fits])
-        fitting = list(compress(ops, fit))
+        if max(sizes) > room:
+            for fits, ones in groupby(ops, lambda op: _moved(op.target.nbytes, share) <= room):
+                part = list(ones)
+                yield from self._move_placed(part) if fits else self._in_batches_of(part)
+            return
+        fitting: Sequence[Read | Write | Move] = ops
         looks = None if isinstance(ops[0], Write) else self._looks_at(ops[0].source)
         if looks is not None:
             turns = [looks.is_turn() for _ in fitting]
             yield from self._in_batches_of(list(compress(fitting, turns)), sampled=True)
             fitting = [op for op, turn in zip(fitting, turns, strict=True) if not turn]
-        if not fitting:
-            return
-        moves = isinstance(fitting[0], Move)  # each needs memory of its own
-        most = self._size // max(compress(sizes, fit)) if moves else len(fitting)
+        moves = isinstance(ops[0], Move)  # each needs memory of its own
+        most = room // max(sizes) if moves else len(ops)
         for first in range(0, len(fitting), most):
             some: Any = fitting[first : first + most]
             yield from self._copy_found(some) if moves else self._move_found(some)

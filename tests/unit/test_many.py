@@ -389,6 +389,12 @@ def test_room_that_a_failed_write_gives_back_is_had_by_the_next_one_as_in_python
     assert told[0] == told[1] == [(MISMATCH, OpKind.READ)] * 4 + [(None, None)] * 2
 
 
+def test_who_comes_first_has_the_room_whatever_its_size_as_in_python(both: tuple[Rig, Rig]) -> None:
+    refs = copies(0, *([64] * 8), 300, 300)  # of 1024 pages; the last two are beyond a buffer
+    told = [[each.error for each in rig.write(*refs)] for rig in both]
+    assert told[0] == told[1] == [None] * 9 + ["no-space"]
+
+
 def test_steps_that_fail_or_clean_up_are_no_steps_as_in_python(tmp_path: Path) -> None:
     """Of a name that is taken, a file that is not there and a load of other bytes."""
     told = []
