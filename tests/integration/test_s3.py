@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
 
 import orjson
 import pytest
@@ -453,6 +454,70 @@ def test_a_server_that_comes_back_is_asked_again(s3: S3Server) -> None:
         patient.delete("again/y")
     finally:
         s3.thaw()
+
+
+PAGES = [["busy/runs/a/00", "busy/runs/a/01"], ["busy/runs/a/02", "busy/runs/a/kv-cache-run.json"]]
+
+
+class Lister(BaseHTTPRequestHandler):
+    """An S3 server that lists two pages of keys; of its first answers some go wrong."""
+
+    wrong: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        how = self.wrong.pop(0) if self.wrong else None
+        query = parse_qs(urlsplit(self.path).query)
+        after = query.get("start-after", [""])[0]
+        left = [[key for key in page if key > after] for page in PAGES]
+        keys = left["continuation-token" in query]
+        more = "<NextContinuationToken>2</NextContinuationToken>" if keys is left[0] else ""
+        entries = "".join(
+            f"<Contents><Key>{key}</Key><LastModified>2026-07-01T00:00:00.000Z</LastModified>"
+            f"<ETag>1</ETag><Size>1</Size></Contents>"
+            for key in keys
+        )
+        truncated = str(bool(more)).lower()
+        body = (
+            "<ListBucketResult><Name>busy-bucket</Name><Prefix></Prefix><MaxKeys>2</MaxKeys>"
+            f"<KeyCount>{len(keys)}</KeyCount><IsTruncated>{truncated}</IsTruncated>{more}{entries}"
+            "</ListBucketResult>"
+        ).encode()
+        if how == "unfinished":
+            body = body[: len(body) // 2]
+        self.send_response(503 if how == "busy" else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:60] if how == "cut" else body)
+        self.close_connection = how == "cut"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("wrong", ["busy", "cut", "unfinished"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_list_that_goes_wrong_once_has_all_objects_all_the_same(
+    wrong: str, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for the list of an empty prefix: the objects of a run stayed, and only the file
+    that says whose they are was removed."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Lister) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            client = Client(
+                ObjectPlace(
+                    bucket="busy-bucket",
+                    prefix="busy",
+                    endpoint=f"http://127.0.0.1:{server.server_port}",
+                )
+            )
+            Lister.wrong[:] = [*[None] * before, wrong]
+            listed = [entry["path"] for chunk in client.list("busy") for entry in chunk]
+        finally:
+            server.shutdown()
+    assert listed == [key for page in PAGES for key in page]
 
 
 class Busy(BaseHTTPRequestHandler):

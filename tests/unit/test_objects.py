@@ -231,6 +231,10 @@ def test_what_the_client_finds_by_itself_is_left_to_it(tmp_path: Path) -> None:
         ("error sending request kind: Connect, dns error", "no-such-host", ""),
         ("error sending request kind: Connect, refused", "unreachable", ""),
         ("error decoding response body", "connection-lost", ""),
+        ("error response: <Error><Code>InternalError</Code>", "server-error", "InternalError"),
+        ("failed for key k0: no (code: AccessDenied)", "permission-denied", "AccessDenied"),
+        ("Got invalid DeleteObjects response: not closed", "connection-lost", ""),
+        ("Got invalid list response: unexpected `Event::Eof`", "connection-lost", ""),
         ("who knows", "s3-error", ""),
     ],
 )

@@ -35,6 +35,8 @@ _BUSY = frozenset({"SlowDown", "ServiceUnavailable", "RequestLimitExceeded", "To
 _DENIED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
 
 T = TypeVar("T")
+Listed = Sequence[Mapping[str, Any]]
+"""Some objects of a listing, each with `path` and `size`."""
 
 
 class ServerAnswer(NamedTuple):
@@ -104,11 +106,24 @@ class Client:
         """Delete objects, at most 1000 in one request."""
         self._tried("delete_many", lambda: self._obstore.delete(self._once, list(keys)))
 
-    def list(self, prefix: str, *, again: bool = True) -> Iterator[Sequence[Mapping[str, Any]]]:
-        """Return the objects below a prefix, some hundreds at a time, each with `path` and
-        `size`."""
-        stream = self._obstore.list(self._once, prefix=prefix or None)
-        while chunk := self._tried("list", lambda: next(stream, ()), again=again):
+    def list(self, prefix: str, *, again: bool = True) -> Iterator[Listed]:
+        """Yield the objects below a prefix, some at a time. What failed is asked for anew, from
+        behind what has come: a listing of the library that has failed is over, as if there was
+        nothing more."""
+        listing: Iterator[Listed] | None = None
+        last: str | None = None
+
+        def more() -> Listed:
+            nonlocal listing
+            goes_on, listing = listing, None
+            if goes_on is None:
+                goes_on = self._obstore.list(self._once, prefix=prefix or None, offset=last)
+            chunk = next(goes_on, ())
+            listing = goes_on  # which has not failed
+            return chunk
+
+        while chunk := self._tried("list", more, again=again):
+            last = str(chunk[-1]["path"])
             yield chunk
 
     def directories(self, prefix: str) -> Sequence[str]:
@@ -217,7 +232,7 @@ def _store_error(error: BaseException) -> StoreError:
 def answer_of(error: BaseException) -> ServerAnswer:
     """Return our word for what a request ended with."""
     text = str(error)[:_LOOKED_AT]
-    code = _first(r"<Code>([A-Za-z]{1,60})</Code>", text)
+    code = _first(r"(?:<Code>|\(code: )([A-Za-z]{1,60})(?:</Code>|\))", text)
     status = int(_first(r"status code: (\d{3})", text) or 0)
     return ServerAnswer(
         _reason(error, text, code, status), code or (f"HTTP {status}" if status else "")
@@ -231,7 +246,7 @@ def _reason(error: BaseException, text: str, code: str, status: int) -> str:
         return NO_BUCKET
     if isinstance(error, FileNotFoundError) or status == 404:
         return VANISHED
-    if type(error).__name__ in _DENIED or status in (401, 403):
+    if type(error).__name__ in _DENIED or status in (401, 403) or code == "AccessDenied":
         return "permission-denied"
     if status == 416:
         return "truncated"
@@ -239,7 +254,7 @@ def _reason(error: BaseException, text: str, code: str, status: int) -> str:
         return "no-space"
     if code in _BUSY or status in (429, 503):
         return "slow-down"
-    if status >= 500:
+    if status >= 500 or code == "InternalError":  # in an answer that begins well, too
         return "server-error"
     return "s3-error" if status else _of_the_way(text)
 
@@ -255,7 +270,8 @@ def _of_the_way(text: str) -> str:
         return "bad-certificate"
     if kind == "Connect":
         return "unreachable"
-    lost = ("error sending request", "error decoding response body", "connection", "IncompleteBody")
+    lost = ("error sending request", "error decoding response body", "connection", "IncompleteBody",
+            "Got invalid")  # fmt: skip
     return "connection-lost" if kind or any(word in text for word in lost) else "s3-error"
 
 
