@@ -170,6 +170,9 @@ class Phases:
         self._begin_tracing()
         self._wait_for_others()
         edges.measure_start_ns = clock.now_ns() + s_to_ns(config.run.warmup_s)
+        window_s = config.window_s()
+        end_ns = None if window_s is None else edges.measure_start_ns + s_to_ns(window_s)
+        edges.measure_end_ns = end_ns  # what ends later is the drain's, however late we look
         opened_ns = self._drive.open()
         if self._together is not None:
             self._together.opened(clock.now_ns() - opened_ns)
@@ -178,9 +181,6 @@ class Phases:
         windows.cut()
         self._witness.open_window()
         state.phase = "measure"
-        window_s = config.window_s()
-        end_ns = None if window_s is None else edges.measure_start_ns + s_to_ns(window_s)
-        edges.measure_end_ns = end_ns  # what ends later is the drain's from now on
         windows.wait(end_ns)
         now_ns = clock.now_ns()
         edges.measure_end_ns = now_ns if end_ns is None else min(now_ns, end_ns)

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kv_cache.bench.witness import Witness
 from kv_cache.tiers import native
 from tests.cli import (
     LIGHT,
@@ -441,6 +443,39 @@ def test_a_run_that_ends_while_warming_up_says_that_nothing_was_measured(tmp_pat
     assert own["phases_ns"]["measure_start"] == own["phases_ns"]["measure_end"]
     assert any("nothing was measured" in note for note in own["notes"])
     assert ran.result["overall_passed"] is False
+
+
+def test_what_ends_after_the_window_is_not_in_it_however_late_its_beginning_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow machine looking at all processes took 6 s: a window of 4 s had what ended in 10."""
+    look = Witness.open_window
+
+    def late(self: Witness) -> None:
+        time.sleep(2)
+        look(self)
+
+    monkeypatch.setattr(Witness, "open_window", late)
+    ran = run(
+        tmp_path, *SMALL, "--max-requests=0", "--duration=1", "--records", "--results-dir=runs",
+        "--output=R.json",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    end_ns = ran.own["phases_ns"]["measure_end"]
+    assert end_ns - ran.own["phases_ns"]["measure_start"] == 1e9
+    (records,) = tmp_path.glob("runs/*/transfers.jsonl")
+    ended = Counter(
+        leg["finished_ns"] <= end_ns
+        for line in records.read_text().splitlines()
+        for leg in json.loads(line)["legs"]
+        if leg["tier"] == "storage" and json.loads(line)["error"] is None
+    )
+    told = Counter[bool]()
+    for row in ran.own["operations"]:
+        if row["tier"] == "storage":
+            told[row["phase"] != "drain"] += row["operations"]
+    assert told[False] > 0
+    assert told == ended
 
 
 def test_a_vanished_file_strands_no_capacity(tmp_path: Path) -> None:
