@@ -400,6 +400,21 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
         "what lies below fuse /nbd cannot be seen: a process answers"),
     "a target on another host": ("V28", "suspect", {"stack.feet": [foot(
         "unseen", "xfs /m", "nvme4n1", reason="NVMe/TCP to 10.0.0.2")]}, "NVMe/TCP to 10.0.0.2"),
+    "the raw device goes away": ("V28", "suspect", {
+        "stack.feet": [foot("disk", "raw device", "nvme0n1")],
+        "stack.later": {"feet": [foot("unseen", "raw device", "259:0")]}},
+        "nvme0n1 went away while the run went on"),
+    "the raw device goes away with its node": ("V28", "suspect", {
+        "stack.feet": [foot("disk", "raw device", "nvme0n1")],
+        "stack.later": {"feet": [foot("ram", "devtmpfs /dev")]}},
+        "nvme0n1 went away while the run went on"),
+    "the drive of the file system goes away": ("V28", "suspect", {
+        "stack.feet": [foot("disk", "ext4 /m", "nvme1n1")],
+        "stack.later": {"feet": [foot("unseen", "ext4 /m")]}}, "nvme1n1 went away"),
+    "memory is mounted over the directory": ("V28", "suspect", {
+        "stack.feet": [foot("disk", "ext4 /m", "sda")],
+        "stack.later": {"feet": [foot("unseen", "fuse /m/cache")]}},
+        "fuse /m/cache was not there as it began"),
     "a mount without barriers": ("V31", "suspect", {
         "stack.no_barrier": ["ext4 /data"]}, "ext4 /data is mounted without barriers"),
     "a write cache that is taken for none": ("V31", "suspect", {

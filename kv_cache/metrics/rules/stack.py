@@ -92,7 +92,14 @@ def unseen_foot(e: Evidence, t: Thresholds) -> Iterator[Look]:
         )
     names = {foot.text("name") for foot in feet}
     changed = [foot for foot in _later(e) if foot.text("name") not in names]
-    for foot in changed:
+    gone = _gone(feet, changed)
+    if gone:
+        yield suspect(
+            f"{_names(gone)} went away while the run went on: from then on operations fail, as "
+            "no-space and truncated where a device has no bytes any more; look at the kernel's "
+            "log and the drive's connection"
+        )
+    for foot in () if gone else changed:
         yield suspect(
             f"what lies below the storage changed while the run went on: {_path(foot)} was not "
             "there as it began, and where its bytes went since is not known; mount nothing over "
@@ -138,6 +145,16 @@ def durability(e: Evidence, t: Thresholds) -> Iterator[Look]:
 def _later(e: Evidence) -> Sequence[Evidence]:
     """Return feet that were not there as the run began."""
     return e.rows("stack.later.feet") or []
+
+
+def _gone(feet: Sequence[Evidence], changed: Sequence[Evidence]) -> Sequence[Evidence]:
+    """Return the feet below which there was nothing more to see later. Where the node of a raw
+    device was, /dev itself is seen then."""
+    blind = [foot.words("path") or [""] for foot in changed if foot.text("kind") == _UNSEEN]
+    tops = {path[0] for path in blind}
+    if any("devtmpfs /dev" in (foot.words("path") or ()) for foot in changed):
+        tops.add(RAW_DEVICE)
+    return [foot for foot in feet if (foot.words("path") or [""])[0] in tops]
 
 
 def _below_a_device(foot: Evidence) -> bool:
