@@ -98,8 +98,9 @@ def _client(p: Pressure) -> Limited | None:
     if late is not None and late > MOST_LATENESS * p.limit_ns:
         return Limited(
             by=Bottleneck.CLIENT,
-            why=f"1 % of the requests came {ns_to_ms(late):.3g} ms late or more by the client's "
-            f"own doing, above {MOST_LATENESS:.0%} of the {ns_to_ms(p.limit_ns):g} ms of the SLO",
+            why=f"1 % of the requests came {ns_to_ms(late):.3g} ms late or more, by no doing of "
+            f"storage, above {MOST_LATENESS:.0%} of the {ns_to_ms(p.limit_ns):g} ms of the SLO"
+            f"{_cores(p)}",
         )
     if p.cores_used is not None and p.cores_used >= MOST_CORES * p.cores:
         return Limited(

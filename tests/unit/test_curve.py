@@ -55,6 +55,11 @@ FULL = replace(CALM, bytes_per_s=1.95e9, utilisation=0.99)
         (replace(FULL, memory_stall_share=0.3), Bottleneck.MEMORY, "30% of the time"),
         (replace(FULL, memory_stall_share=0.05), Bottleneck.DEVICE_BANDWIDTH, "GiB/s"),
         (replace(FULL, lateness_p99_ns=3 * NS_PER_MS), Bottleneck.CLIENT, "3 ms late"),
+        (
+            replace(FULL, lateness_p99_ns=55 * NS_PER_MS, cores_used=0.1, busy_cores=4.0),
+            Bottleneck.CLIENT,
+            "by no doing of storage, above 5% of the 50 ms of the SLO; the client used 0.1 of 4",
+        ),
         (replace(FULL, cores_used=3.7), Bottleneck.CLIENT, "3.7 of 4 cores"),
         (
             replace(FULL, cores_used=None, lateness_p99_ns=None),
