@@ -502,9 +502,22 @@ def _invocation(tree: Tree) -> Iterator[Look]:
 
 _SAME_SYSTEM = (
     *("program.version", "program.git_commit", "python.version", "os.kernel", "cpu.model"),
-    *("cpu.usable_cores", "memory.total_bytes", "filesystem.type", "filesystem.mount_options"),
-    *("filesystem.source", "device.name", "device.model", "device.scheduler"),
+    *("cpu.usable_cores", "memory.total_bytes"),
 )
+_SAME_DRIVE = (
+    *("filesystem.type", "filesystem.mount_options", "filesystem.source"),
+    *("device.name", "device.model", "device.scheduler"),
+)
+
+
+def _system(result: RankResult) -> Json:
+    """Return what must not change: of the machine, and of each drive of the cache."""
+    machine, drives = dict(flat(result.environment)), result.environment.get("drives")
+    system = {name: machine.get(name) for name in (*_SAME_SYSTEM, *_SAME_DRIVE)}
+    for number, drive in enumerate(drives if isinstance(drives, list) else (), start=1):
+        facts = dict(flat(drive))
+        system |= {f"drive {number} {name}": facts.get(name) for name in _SAME_DRIVE}
+    return system
 
 
 def _identical(tree: Tree) -> Iterator[Look]:
@@ -512,8 +525,8 @@ def _identical(tree: Tree) -> Iterator[Look]:
 
     def differs(result: RankResult) -> Iterator[str]:
         other = _before(tree, result)
-        mine, others = dict(flat(result.environment)), dict(flat(other.environment))
-        for name in _SAME_SYSTEM:
+        mine, others = _system(result), _system(other)
+        for name in dict.fromkeys([*mine, *others]):
             if mine.get(name) != others.get(name):
                 yield f"{name} is {mine.get(name)!r}, and was {others.get(name)!r} in {other.path}"
         if result.program_version != tree.ranks[0].program_version:

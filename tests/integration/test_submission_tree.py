@@ -690,6 +690,13 @@ def on_another_machine(option: int, trial: int, rank: int, document: Document) -
         environment["hostname"], environment["cpu"]["model"] = "faster", "Faster"
 
 
+def on_two_drives(option: int, trial: int, rank: int, document: Document) -> None:
+    if option == 2:
+        own = document["kv_cache"]
+        own["environment"]["drives"] *= 2
+        own["config"]["tiers"]["cache_dir"] = [f"/{drive}/rank_{rank}" for drive in "ab"]
+
+
 def a_sixth_of_the_window(option: int, trial: int, rank: int, document: Document) -> None:
     """As if a launcher had ended it."""
     own = document["kv_cache"]
@@ -705,6 +712,7 @@ def a_sixth_of_the_window(option: int, trial: int, rank: int, document: Document
         (one_window_for_all_trials, "trialsInTurn", "began 300 s before option_1/trial_0/rank_0"),
         (a_trial_run_again, "trialsInTurn", "before option_1/trial_1/rank_0"),
         (on_another_machine, "identicalSystemConfig", "cpu.model is 'Faster'"),
+        (on_two_drives, "identicalSystemConfig", "drive 2 filesystem.type is "),
         (a_sixth_of_the_window, "kvcacheFixedWorkloadPerOption", "was 50 s long, and 300 s are"),
         (setting("config.tiers.free_share", 0.01), "kvcacheClosedImmutable", "free_share is 0.01"),
     ],
