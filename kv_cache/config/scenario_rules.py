@@ -476,7 +476,8 @@ def _reader(scenario: Scenario, why: Condition) -> str:
     """Return what does not read an option: `tiers.write_policy back`, or how a fact is said."""
     if why.is_fact:
         return _FACTS[why.path].otherwise
-    return f"{why.path} {value_at(scenario, why.path)}"
+    value = value_at(scenario, why.path)
+    return f"no {why.path}" if value is None else f"{why.path} {value}"
 
 
 def _unwritten_tiers(scenario: Scenario, without: Mapping[str, str]) -> dict[str, str]:

@@ -352,6 +352,7 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
             {"instances.gpu.prefill_tokens_per_s": 5},
             "no effect with instances.gpu.compute roofline",
         ),
+        ({"instances.gpu.tensor_parallel": 2}, "no effect with no instances.gpu.profile; leave"),
         (
             {"instances.gpu.compute": "rate", "model.params_billion": 70},
             "model.params_billion is 70.0, which has no effect with instances without compute",
