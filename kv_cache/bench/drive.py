@@ -503,7 +503,8 @@ class Drive:
                 if lived.over:
                     return lived.value, []
             if lived.effect is not None:  # else the run is aborted
-                done = Done(self._clock.now_ns(), self._perform(lived.effect, parts))
+                results = self._perform(lived.effect, parts)
+                done = Done(self._clock.now_ns(), results)  # the instant at which it had ended
 
     def _go_on(self, lived: "_Lived", done: Done | None) -> tuple[list["_Lived"], list[Life]]:
         """Under the lock: take a life on, and those that wait for what that fires. Return those

@@ -15,7 +15,7 @@ from kv_cache.bench.run import RealRun, open_run
 from kv_cache.bench.run_plan import RunHooks, RunPlan
 from kv_cache.config.build import build_load, fillable_bytes, tier_specs
 from kv_cache.config.load import load_config
-from kv_cache.core.effect import Await, Compute, Life, Spawn
+from kv_cache.core.effect import Await, Compute, Life, OpDone, Spawn
 from kv_cache.core.kinds import Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.seed import Seed
@@ -25,7 +25,7 @@ from kv_cache.tiers.base import Store
 SEED = 5
 
 
-def plan_in(directory: Path, think_s: float | None = None) -> RunPlan:
+def plan_in(directory: Path, think_s: float | None = None, **other: object) -> RunPlan:
     think = {} if think_s is None else {"lengths.think_s": {"law": "fixed", "value": think_s}}
     config = load_config(
         None,
@@ -34,7 +34,7 @@ def plan_in(directory: Path, think_s: float | None = None) -> RunPlan:
             "run.generation_mode": "none", "tiers.gpu_mem_gib": 0.0, "tiers.cpu_mem_gib": 0.01,
             "tiers.storage_capacity_gib": 0.5, "tiers.cache_dir": (str(directory),),
             "io.buffer_mib": 1,
-            **think,
+            **think, **other,
         },
     )  # fmt: skip
     specs = tier_specs(config, gib_to_bytes(config.tiers.storage_capacity_gib))
@@ -52,6 +52,39 @@ def test_a_users_next_request_counts_from_the_instant_of_the_answer(tmp_path: Pa
     pairs = [pair for each in records.values() for pair in pairwise(each)]
     assert len(pairs) == 18
     assert {later.intended_ns - (sooner.finished_ns or 0) for sooner, later in pairs} == {0}
+
+
+def test_a_request_has_ended_when_the_last_that_it_asked_for_has(tmp_path: Path) -> None:
+    """One user, whose requests wait for their own stores, and end with generating."""
+    records: list[RequestRecord] = []
+    ops: list[OpDone] = []
+    hooks = RunHooks(on_record=records.append, on_op=ops.append)
+    one = {"run.num_users": 1, "run.max_requests": 5, "run.generation_mode": "fast"}
+    with open_run(plan_in(tmp_path, think_s=0.01, **one), threading.Event(), hooks) as run:
+        run.execute(lambda _: None)
+    assert len(records) == 5
+    ends_ns = []
+    for record in records:
+        begin_ns, end_ns = record.started_ns or 0, record.finished_ns or 0
+        ends_ns.append(max(op.finished_ns for op in ops if begin_ns <= op.started_ns < end_ns))
+        last_tokens = (record.output_tokens - 1) % 32 + 1
+        assert end_ns >= ends_ns[-1] + 2_000_000 * last_tokens
+        parts = record.load_ns + record.store_ns + record.wait_ns + record.compute_ns
+        assert parts <= end_ns - begin_ns
+    assert ends_ns[-1] == max(op.finished_ns for op in ops)
+
+
+def test_a_life_is_told_the_instant_at_which_its_effect_had_ended(tmp_path: Path) -> None:
+    took_ns: list[int] = []
+
+    def life() -> Life:
+        begun = yield Compute(0)
+        done = yield Compute(NS_PER_S // 20)
+        took_ns.append(done.at_ns - begun.at_ns)
+
+    with open_run(plan_in(tmp_path), threading.Event()) as run:
+        let_live(run, life())
+    assert took_ns[0] >= NS_PER_S // 20
 
 
 @pytest.mark.parametrize("tier", [Tier.CPU, Tier.NVME])
