@@ -200,9 +200,11 @@ def test_counters_of_the_machine_that_are_not_the_kernels_are_named(tmp_path: Pa
     shown, over = tmp_path / "diskstats", threading.Event()
 
     def counters() -> str:
-        """Of disks that stay: the text never becomes shorter, as others' loop devices go."""
-        lines = Path("/proc/diskstats").read_text().splitlines(keepends=True)
-        return "".join(line for line in lines if not re.match(r"(loop|dm-|nbd)", line.split()[2]))
+        """Of disks that stay, and wide: nothing moves as numbers change, so whoever reads while
+        it is written has whole lines."""
+        rows = [line.split() for line in Path("/proc/diskstats").read_text().splitlines()]
+        stay = [row for row in rows if not re.match(r"(loop|dm-|nbd)", row[2])]
+        return "".join(" ".join(word.rjust(20) for word in row) + "\n" for row in stay)
 
     shown.write_text(counters())
 

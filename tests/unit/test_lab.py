@@ -98,7 +98,7 @@ def test_nobody_is_best_where_all_find_the_same(capsys: pytest.CaptureFixture[st
     command = ["lab", "--pattern", "periodic_reuse", "--seeds", "3", "--policies", "lru,fifo"]
     assert main([*command, "--capacities", "1blocks,8blocks"]) == 0
     assert "No order at 1blocks, 8blocks, as all find the same." in capsys.readouterr().out
-    assert main([*command, "--tiers", "gpu=8MB:20us:80MB/s,host=9MB:400us:8MB/s"]) == 0
+    assert main([*command, "--tiers", "gpu=8GB:20us:80MB/s,host=9GB:400us:8MB/s"]) == 0
     text = capsys.readouterr().out
     assert "as all policies here do" in text
     assert "behind" not in text
