@@ -156,6 +156,8 @@ def checked(
     existing = nearest_existing(results)
     for option in plan.options:
         call = program.read(plan.rank_words(option, existing, options.cache_dir, config))
+        if call.invocation.dry_run:
+            raise ConfigError("--dry-run cannot be given to the clients: give it before the --")
         _try(plan, call, existing)
     together = _same_filesystem(options.cache_dir, results)
     departures = deviations(plan, overrides, together, options.cache_dir)

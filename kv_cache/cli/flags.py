@@ -415,9 +415,13 @@ _OF_SIMULATORS = {
 """What flags of public simulators are here, where a similar word would mislead."""
 
 
+_AS_HYPHENS = ("-", "\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
+"""What word processors make of two hyphens as well."""
+
+
 def _unknown(extras: Sequence[str], parser: argparse.ArgumentParser) -> Iterator[ConfigError]:
     """Yield the errors for words that `parser` does not know."""
-    flags = [word.split("=")[0] for word in extras if word.startswith("-")]
+    flags = [word.split("=")[0] for word in extras if word.startswith(_AS_HYPHENS)]
     if extras and not flags:
         command = parser.prog.partition(" ")[2]
         where, see = (f"{command}: ", f"{command} ") if command else ("", "")
@@ -551,7 +555,11 @@ def set_values(words: Iterable[str], known: Mapping[str, Option]) -> dict[str, A
         if not equals:
             raise ConfigError(f"--set {word} has no =; write --set KEY=VALUE")
         if key not in known:
-            raise ConfigError(f"--set {key} is not a known option.{did_you_mean(key, known)}")
+            inside = [path for path in known if path.startswith(f"{key}.")]
+            how = (
+                f" It is a section of {', '.join(inside)}." if inside else did_you_mean(key, known)
+            )
+            raise ConfigError(f"--set {key} is not a known option.{how}")
         if key in values:
             raise ConfigError(f"--set {key} is given twice; keep one of them")
         values[key] = read_text(known[key], text, f"--set {key}")

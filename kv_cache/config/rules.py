@@ -1,6 +1,7 @@
 """Rules between the options of a run, where each option alone is fine."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import partial
 from itertools import pairwise
 
@@ -189,6 +190,29 @@ def _check_arrival(config: Config) -> None:
             f"{say(config, 'arrival.process')}, which needs a rate; set arrival.request_rate "
             "(--request-rate) above 0"
         )
+    if arrival.mode == "open" and arrival.request_rate == 0 and not config.replays:
+        _check_thinking(config)
+
+
+def _check_thinking(config: Config) -> None:
+    """Refuse users who neither wait for an answer nor think: they would never stop asking."""
+    law = build_lengths(config.lengths).think_s
+    users = fields(config.user_templates) if law is None else ()
+    longest = {
+        f"user_templates.{user.name}.think_time_range": getattr(
+            config.user_templates, user.name
+        ).think_time_range[1]
+        for user in users
+    }
+    if law is not None:
+        longest["lengths.think_s"] = law.quantile(1.0)
+    for path, seconds in longest.items():
+        if seconds == 0:
+            raise ConfigError(
+                f"{path} is 0 s at most, and {say(config, 'arrival.mode')}: users who neither wait "
+                "nor think ask for everything at one instant; give a time above 0, a rate with "
+                "--request-rate, or --arrival closed"
+            )
 
 
 def _check_trace(config: Config) -> None:

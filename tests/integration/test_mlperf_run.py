@@ -244,6 +244,15 @@ def test_open_names_such_a_variable_and_refuses_what_the_sequence_sets(
         main(words)
 
 
+def test_a_dry_run_of_the_clients_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would end well without a result, and the sequence as one whose results are missing."""
+    monkeypatch.chdir(place)
+    words = ["run", "--results-dir=tree", "--cache-dir=cache", "--division=open", "--", "--dry-run"]
+    with pytest.raises(UsageError, match="--dry-run cannot be given to the clients"):
+        main(words)
+    assert not Path("tree").exists()
+
+
 def test_every_rank_gets_a_variable_of_the_environment_as_a_flag(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -437,6 +437,20 @@ class TestRulesBetweenOptions:
         [
             ({"tiers": {"tensor_parallel": 2}}, "--num-gpus"),
             ({"arrival": {"process": "gamma", "mode": "open"}}, "--request-rate"),
+            (
+                {
+                    "arrival": {"mode": "open"},
+                    "user_templates": {"coding": {"think_time_range": [0, 0]}},
+                },
+                "user_templates.coding.think_time_range is 0 s at most",
+            ),
+            (
+                {
+                    "arrival": {"mode": "open"},
+                    "lengths": {"think_s": {"law": "uniform", "low": 0, "high": 0}},
+                },
+                "ask for everything at one instant",
+            ),
             ({"workload": {"replay_cycles": 1}}, "only a trace has cycles"),
             ({"workload": {"trace": "x", "use_burst_trace": True}}, "replays one trace"),
             ({"qos_distribution": {"interactive_probability": 0.6}}, "cumulative"),

@@ -298,6 +298,8 @@ class TestErrors:
             ("--model", ["--model", "expected one argument"]),
             ("--prefill-only --decode-only", ["--decode-only", "not allowed", "--prefill-only"]),
             ("stray", ["'stray' belongs to no flag"]),
+            ("\N{EN DASH}duration 5", ["is not a flag. Did you mean '--duration'?"]),
+            ("\N{EM DASH}duration 5", ["is not a flag. Did you mean '--duration'?"]),
             ("--target-saturation nan", ["0 to 1"]),
         ],
     )

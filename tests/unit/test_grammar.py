@@ -278,7 +278,8 @@ def test_options_of_a_command_follow_the_same_order(
         ("run.num_user=5", "Did you mean 'run.num_users'?"),
         ("run.num_users=x", "--set run.num_users is 'x'; it must be a whole number"),
         ("run.num_users=", "--set run.num_users is ''; it must be a whole number"),
-        ("run=5", "--set run is not a known option."),
+        ("run=5", "--set run is not a known option. It is a section of run.model, "),
+        ("lengths.think_s=5", "It is a section of lengths.think_s.law, lengths.think_s.value, "),
         ("=5", "--set  is not a known option."),
     ],
 )
