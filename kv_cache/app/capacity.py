@@ -468,7 +468,7 @@ class _Searching:
             if load is None or self._death or lost or self._caught.stop.is_set():
                 break
             self._try(load)
-        picture = plot_beside(document, self._search.job.output)
+        picture = plot_beside(document, self._search.job.output) if self._probes else None
         files = {} if picture is None else {"plot": str(picture)}
         return Result(document=document, kept=kept, end=self._end(kept), files=files)
 
@@ -482,8 +482,10 @@ class _Searching:
         """Run one probe, and note why the program broke, if it did."""
         try:
             self._death = self._probe(load)
-        except UsageError as error:  # the probes before it count all the same
-            self._death = str(error)
+        except UsageError as error:
+            if not self._probes:
+                raise
+            self._death = str(error)  # the probes before it count all the same
         except NoAnswerError as error:
             self._death, self._silent = str(error), True
             log.error("%s", error)

@@ -68,10 +68,11 @@ def capacity_view(section: Json) -> View:
 
 def _sentence(facts: CapacityFacts) -> str:
     answer = facts.answer
-    least = min((each.load for each in facts.probes), default=None)
-    tried = "" if least is None else f" that was tried, from {figures(least)} {facts.unit} on,"
-    kept = f"{figures(answer.load)} {facts.unit} keep" if answer.load else f"No load{tried} keeps"
     slos = " and ".join(facts.slo) or "the SLOs"
+    if not facts.probes:
+        return f"What keeps {slos} is not known: no probe came to its end."
+    tried = f"that was tried, from {figures(min(p.load for p in facts.probes))} {facts.unit} on,"
+    kept = f"{figures(answer.load)} {facts.unit} keep" if answer.load else f"No load {tried} keeps"
     measured = "" if facts.driver == "real-io" else " Virtual time: models say this, not a drive."
     sure = f" ({_interval(answer)})" if answer.load else ""
     return f"{kept} {slos}{sure}.{measured}"

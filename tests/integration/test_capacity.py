@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from kv_cache.bench import cache_dir
+from kv_cache.bench.device_mark import DeviceInUseError
 from kv_cache.cli import main
 from kv_cache.core.format import figures
 from kv_cache.core.text import as_json
@@ -470,6 +472,25 @@ def test_a_signal_in_a_probe_ends_the_search_with_what_there_is(tmp_path: Path) 
     answer_names(own)
     assert any("SIGINT" in reason for reason in own["reasons"])
     assert not (tmp_path / "cache").exists()
+    assert "is not known: no probe came to its end." in ran.out
+    assert "WARNING" not in ran.err
+
+
+def test_a_device_that_another_run_has_is_bad_input_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was an answer, "No load keeps ...", in a result that overwrote the one before."""
+
+    def claimed(*_: object) -> None:
+        raise DeviceInUseError("another run is using its device")
+
+    site(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cache_dir, "claim", claimed)
+    assert main(["capacity", "--slo=responsive:p90<400ms", *REAL, "--first=2"]) == 2
+    assert "another run is using its device" in capsys.readouterr().err
+    assert not Path("R.json").exists()
+    assert not Path("cache").exists()
 
 
 def test_the_document_is_sealed(tmp_path: Path) -> None:
