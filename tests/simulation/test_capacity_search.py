@@ -33,11 +33,12 @@ def held(cells: list[Queue], seeds: range) -> dict[Queue, int]:
     }
 
 
+@pytest.mark.timeout(900)
 def test_intervals_hold_the_limit_at_all_service_times() -> None:
-    """Six seeds of each of 16 cells: of 96 intervals that hold it with 95 %, at least 88 do in 95
+    """Four seeds of each of 16 cells: of 64 intervals that hold it with 95 %, at least 58 do in 95
     of 100 draws. Before, at 100 and 400 ms, far SLOs: 1 of 10."""
-    counts = held(CELLS, range(6))
-    assert sum(counts.values()) >= 88, counts
+    counts = held(CELLS, range(4))
+    assert sum(counts.values()) >= 58, counts
 
 
 @pytest.mark.nightly
