@@ -287,6 +287,7 @@ def _first_new_block(p: _Progress) -> int:
 def _compute(p: _Progress, duration_ns: int) -> Step:
     if duration_ns > 0 and p.error is None:
         done = yield Compute(duration_ns)
+        assert done.at_ns - p.now_ns >= duration_ns, "told before it had computed"
         p.compute_ns += done.at_ns - p.now_ns
         p.now_ns = done.at_ns
 
@@ -445,7 +446,7 @@ class _Background:
         self.positions = positions
         self.unwanted = set() if unwanted is None else unwanted
         self.now_ns = 0
-        self.store_ns = 0
+        self.store_ns = self.wait_ns = 0
         self.stored_bytes = 0
 
     def fail(self, reason: str) -> None:
@@ -483,7 +484,7 @@ def _behind(background: _Background, blocks: Sequence[Block], token: Token) -> L
 def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) -> Step:
     """Store what is not there yet, in groups; wait for room without holding anything."""
     cache, gate = p.world.cache, p.world.stores
-    began_ns = p.now_ns
+    began_ns, waited_ns = p.now_ns, p.wait_ns
     todo = list(blocks)
     while todo:
         group = todo[: _together(todo[0].nbytes, p.world.semantics)]
@@ -505,7 +506,7 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
         if placement.wait is not None:
             done = yield Await(placement.wait)
             p.now_ns = done.at_ns
-    p.store_ns += p.now_ns - began_ns
+    p.store_ns += p.now_ns - began_ns - (p.wait_ns - waited_ns)  # which has been counted
 
 
 def _together(nbytes: int, semantics: Semantics) -> int:
@@ -641,6 +642,8 @@ def _end_drops(
 
 def _record(p: _Progress, enqueued_ns: int, started_ns: int) -> RequestRecord:
     request = p.request
+    parts_ns = p.load_ns + p.store_ns + p.wait_ns + p.compute_ns
+    assert parts_ns <= p.now_ns - started_ns, "a time of a request is in two of its parts"
     p.world.first_tokens.pop(request.request_id, None)
     return RequestRecord(
         request_id=request.request_id,

@@ -28,7 +28,7 @@ from kv_cache.core.effect import (
 )
 from kv_cache.core.kinds import Outcome
 from kv_cache.core.object_ops import leftovers, of_blocks, of_objects
-from kv_cache.core.ops_done import OpsDone, each_of, in_order
+from kv_cache.core.ops_done import OpsDone, each_of, in_order, last_ns
 from kv_cache.core.record import RequestRecord, unstarted
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
@@ -486,6 +486,7 @@ class Drive:
                 if self._sealed:
                     raise _Aborted
                 for part in parts:
+                    assert done is None or last_ns(part) <= done.at_ns, "told before it ended"
                     self._record(part)
                 parts.clear()
                 if self._abort.is_set():

@@ -80,6 +80,13 @@ def in_order(ops: Iterable[Op], parts: Iterable[OpDone | OpsDone]) -> list[OpDon
     return [done[id(op)] for op in ops]
 
 
+def last_ns(part: OpDone | OpsDone) -> int:
+    """Return when the last operation of a part had ended."""
+    if isinstance(part, OpsDone):
+        return max(max(side.finished_ns) for side in part.sides)
+    return part.finished_ns
+
+
 def each_of(part: OpDone | OpsDone) -> Iterator[OpDone]:
     """Yield the operations of a part one by one."""
     if isinstance(part, OpsDone):

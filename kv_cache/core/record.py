@@ -90,8 +90,11 @@ class RequestRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def tpot_ns(self) -> float | None:
-        """(finished - first_token) / (output_tokens - 1); None below two tokens."""
-        if self.finished_ns is None or self.first_token_ns is None or self.output_tokens < 2:
+        """(finished - first_token) / (output_tokens - 1); None where fewer than two tokens were
+        generated."""
+        if self.finished_ns is None or self.first_token_ns is None:
+            return None
+        if self.output_tokens < 2 or not self.decoded:
             return None
         return (self.finished_ns - self.first_token_ns) / (self.output_tokens - 1)
 

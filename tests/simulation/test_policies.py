@@ -188,6 +188,8 @@ def test_through_a_queue_of_one_the_request_waits_its_turn() -> None:
     single = structs.replace(SERVING, batch_blocks=1)
     run = simulated(trace(rows), MODELS, pages=pages, semantics=single, arrange=through(slots=1))
     assert run.column("wait_ns")[0] > 100
+    parts_ns = [run.column(name)[0] for name in ("load_ns", "store_ns", "wait_ns", "compute_ns")]
+    assert sum(parts_ns) == run.column("finished_ns")[0] - run.column("started_ns")[0]
     dropping = structs.replace(single, write_behind_drop=True)
     run = simulated(trace(rows), MODELS, pages=pages, semantics=dropping, arrange=through(slots=1))
     assert run.column("wait_ns") == [0]
