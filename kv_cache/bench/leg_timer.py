@@ -6,6 +6,7 @@ from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.probes.pagecache import SampledPages
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import IoChunk, Leg, MetadataStep
+from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 
 
@@ -73,6 +74,18 @@ class LegTimer:
         if self.on_storage:
             self._pulse.ended(began_ns, self._last_ns)
             self._pulse.moved(self.kind, nbytes)
+
+    def move(self, nbytes: int, call: Callable[[], None]) -> None:
+        """Make a call of the store that moves so many bytes. Where it fails, what it has moved
+        counts all the same, as the kernel counts it. Raises StoreError."""
+        self.begin()
+        try:
+            call()
+        except StoreError as error:
+            self.end(error.moved_bytes)
+            self.calling = True  # it is the call that failed
+            raise
+        self.end(nbytes)
 
     def end_of_names(self) -> None:
         """A call ended that finds, makes or closes a file: memory does that while a device hangs,

@@ -596,9 +596,7 @@ class Mover:
             return self.batches.carry(timer, tap, ref, offset, buffer, how=self._how[ref.tier])
         n = min(self._size, ref.nbytes - offset)
         for at, length in calls_of(tap.spans, offset, n):
-            timer.begin()
-            tap.read(offset + at, buffer.view[at : at + length])
-            timer.end(length)
+            timer.move(length, partial(tap.read, offset + at, buffer.view[at : at + length]))
         if self._verifies[ref.tier]:
             full = self._verify is Verify.FULL
             if not self.payload.matches(buffer, ref, offset, n, full):
@@ -673,9 +671,7 @@ class Mover:
 
 def _write(timer: LegTimer, sink: Sink, offset: int, data: memoryview) -> None:
     for at, length in calls_of(sink.spans, offset, len(data)):
-        timer.begin()
-        sink.write(offset + at, data[at : at + length])
-        timer.end(length)
+        timer.move(length, partial(sink.write, offset + at, data[at : at + length]))
 
 
 def _beginning(ref: CopyRef, share: float) -> CopyRef:

@@ -48,11 +48,13 @@ class NoAnswerError(KvCacheError):
 
 
 class StoreError(KvCacheError):
-    """One operation of one store failed. `reason` is a short stable word for counting."""
+    """One operation of one store failed. `reason` is a short stable word for counting; the call had
+    moved `moved_bytes` before."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", moved_bytes: int = 0) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+        self.moved_bytes = moved_bytes
 
 
 class BrokenLawError(KvCacheError):

@@ -228,12 +228,17 @@ def reason_of(error: OSError) -> str:
     return _REASONS.get(number) or errno.errorcode.get(number, "os-error").lower()
 
 
+def store_error(error: OSError, moved_bytes: int = 0) -> StoreError:
+    """Return what the operating system refused as a value of the storage under test."""
+    return StoreError(reason_of(error), os.strerror(error.errno or 0), moved_bytes)
+
+
 class _StoreErrors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, OSError):
-            raise StoreError(reason_of(error), os.strerror(error.errno or 0)) from error
+            raise store_error(error) from error
 
 
 _STORE_ERRORS = _StoreErrors()  # keeps nothing, so that one is enough; a generator takes 1 us

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from kv_cache.tiers import native
 from kv_cache.tiers.base import Span
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme import NvmeStore, Striped, layouts, open_storage, uring
+from kv_cache.tiers.nvme.engines import ENGINES
 from tests.stores import (
     BUCKET,
     BUFFER,
@@ -582,21 +582,23 @@ def test_a_ring_says_what_failed_of_a_buffer_and_serves_the_next(root: Path, wri
     data = aligned_bytes(BUFFER).data
     for _ in range(2):
         broken, whole = (uring.UringRegion(Span(each, 0, BUFFER)) for each in (bad, good))
-        with pytest.raises(OSError, match="Bad file descriptor"):
+        with pytest.raises(StoreError, match="Bad file descriptor"):
             broken.write(0, data) if writes else broken.read(0, data)
         whole.write(0, data) if writes else whole.read(0, data)
     os.close(fd)
     os.close(only)
 
 
-@needs_uring
-def test_a_file_that_ends_early_is_truncated_by_a_ring(root: Path) -> None:
-    path, data = root / "f", aligned_bytes(BUFFER).data
-    for nbytes in (BUFFER - PAGE_BYTES, BUFFER - 100):
+@pytest.mark.parametrize("name", ["direct", "buffered", pytest.param("uring", marks=needs_uring)])
+def test_a_file_that_ends_early_is_truncated_and_what_it_gave_counts(root: Path, name: str) -> None:
+    path, data, engine = root / "f", aligned_bytes(BUFFER).data, ENGINES[name]()
+    for nbytes in (0, PAGE_BYTES, BUFFER - PAGE_BYTES, BUFFER - 100):
         path.write_bytes(bytes(nbytes))
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        region = uring.UringRegion(Span(fd, 0, BUFFER))
-        assert reason(partial(region.read, 0, data)) == "truncated"
+        fd = os.open(path, os.O_RDONLY | engine.open_flags)
+        region = engine.region(Span(fd, 0, BUFFER), writable=False)
+        with pytest.raises(StoreError) as failed:
+            region.read(0, data)
+        assert (failed.value.reason, failed.value.moved_bytes) == ("truncated", nbytes)
         os.close(fd)
 
 

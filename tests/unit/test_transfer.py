@@ -672,14 +672,16 @@ def _small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("native", [True, False])
 def test_a_full_disk_has_no_space_and_nothing_of_the_copy_is_left(
-    small_disk: Path, engine: str
+    small_disk: Path, engine: str, native: bool
 ) -> None:
-    rig = rig_of(small_disk, engine)
+    rig = rig_of(small_disk, engine, native=native)
     first, in_memory = rig.written(Tier.NVME), rig.written(Tier.CPU, 2 * SIZE)
     files = rig.files
     done = rig.perform(Write(rig.copy(Tier.NVME, 2 * SIZE), Cause.PREFILL))
     assert (done.error, done.failed) == ("no-space", OpKind.WRITE)
+    assert sum(moved(done.legs[0])) == (0 if engine == "mmap" else SIZE)  # all there was room for
     assert rig.files == files
     done = rig.move(in_memory, rig.twin(in_memory, Tier.NVME))
     assert (done.error, done.failed) == ("no-space", OpKind.WRITE)

@@ -20,7 +20,7 @@ import numpy as np
 from kv_cache.core.errors import PlaceError, StoreError
 from kv_cache.core.units import KIB, PAGE_BYTES, SECTOR_BYTES
 from kv_cache.extensions import Catalogue, makes
-from kv_cache.tiers.base import RINGS, Capability, Span, reason_of
+from kv_cache.tiers.base import RINGS, Capability, Span, reason_of, store_error
 from kv_cache.tiers.buffers import aligned_bytes
 from kv_cache.tiers.nvme.uring import UringRegion, uring_missing
 
@@ -63,24 +63,27 @@ class _PreadRegion:
         self._base = span.offset
 
     def write(self, offset: int, data: memoryview) -> None:
-        at = self._base + offset
-        while data:
-            written = os.pwrite(self._fd, data, at)
-            if written == 0:
-                raise StoreError("short-write", "the file took no more bytes")
-            at += written
-            data = data[written:]
+        at, moved = self._base + offset, 0
+        try:
+            while moved < len(data):
+                written = os.pwrite(self._fd, data[moved:], at + moved)
+                if written == 0:
+                    raise StoreError("short-write", "the file took no more bytes", moved)
+                moved += written
+        except OSError as error:
+            raise store_error(error, moved) from error
 
     def read(self, offset: int, into: memoryview) -> None:
-        at = self._base + offset
-        while into:
-            got = os.preadv(self._fd, [into], at)
-            if got == 0:
-                raise StoreError("truncated", "the file ends before its object does")
-            if got < len(into) and got % SECTOR_BYTES:  # no direct read ends within one elsewhere
-                raise StoreError("truncated", "the file ends before its object does")
-            at += got
-            into = into[got:]
+        at, moved = self._base + offset, 0
+        try:
+            while moved < len(into):
+                got = os.preadv(self._fd, [into[moved:]], at + moved)
+                moved += got
+                # No direct read ends within a sector but at the end of its file.
+                if got == 0 or (moved < len(into) and got % SECTOR_BYTES):
+                    raise StoreError("truncated", "the file ends before its object does", moved)
+        except OSError as error:
+            raise store_error(error, moved) from error
 
     def flush(self) -> None:
         pass
@@ -283,9 +286,8 @@ def _direct_refused(directory: Path) -> str | None:
         new = 0 if raw else os.O_CREAT | os.O_EXCL
         fd = os.open(path, new | os.O_RDWR | _DIRECT | os.O_CLOEXEC, 0o600)
         try:
-            region = _PreadRegion(Span(fd, 0, PAGE_BYTES))
-            region.write(0, page.data)
-            region.read(0, back.data)
+            os.pwrite(fd, page.data, 0)
+            os.preadv(fd, [back.data], 0)
         finally:
             os.close(fd)
     except OSError as error:
@@ -295,8 +297,6 @@ def _direct_refused(directory: Path) -> str | None:
                 f"({reason_of(error)}); name another --cache-dir"
             ) from error
         return "O_DIRECT is refused"
-    except StoreError as error:
-        return error.reason
     finally:
         if not raw:  # where O_DIRECT is refused, Linux has made the file already
             path.unlink(missing_ok=True)

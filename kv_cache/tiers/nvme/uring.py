@@ -6,14 +6,13 @@ objects (`bench/batches.py`); here is how one tap or sink is read and written by
 
 import ctypes
 import functools
-import os
 
 import numpy as np
 
 from kv_cache.core.errors import StoreError
 from kv_cache.core.units import MIB
 from kv_cache.tiers import native
-from kv_cache.tiers.base import Span
+from kv_cache.tiers.base import Span, store_error
 from kv_cache.tiers.native import AbortFlag, Does, Piece, PieceTable, Transfers
 
 PIECE_BYTES = 2 * MIB  # of a request; a huge page
@@ -63,8 +62,10 @@ class UringRegion:
             for begin in range(0, len(data), PIECE_BYTES)
             for nbytes in (min(PIECE_BYTES, len(data) - begin),)
         ]
-        for moved in self._transfers.run_at_once(PieceTable(pieces), _NEVER, DEPTH):
-            if moved.error == native.SHORT:
-                raise StoreError(short, "the file ends before its object does")
-            if moved.error:  # the first one; what follows it may be left out
-                raise OSError(moved.error, os.strerror(moved.error))
+        moved = self._transfers.run_at_once(PieceTable(pieces), _NEVER, DEPTH)
+        nbytes = sum(piece.nbytes for piece in moved)
+        error = next((piece.error for piece in moved if piece.error), 0)  # others may be left out
+        if error == native.SHORT:
+            raise StoreError(short, "the file ends before its object does", nbytes)
+        if error:
+            raise store_error(OSError(error, ""), nbytes)
