@@ -29,7 +29,7 @@ from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.objects import Client, ObjectPlace, ObjectStore
 from kv_cache.tiers.payload import MISMATCH
 from tests import s3server
-from tests.cli import SMALL, Ran, finish, run, start
+from tests.cli import ROOT, SMALL, Ran, finish, run, start
 from tests.passports import names, status
 from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.stores import copy, reason
@@ -294,7 +294,8 @@ def test_without_the_library_the_line_that_installs_it_is_told(
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ImportError('not here')")
     args = [*FAST, f"--cache-dir={s3.url()}"]
-    code = f"import sys; sys.path.insert(0, {str(blocked.parent)!r})\n"
+    places = [str(blocked.parent), str(ROOT)]  # before wherever an editable install points to
+    code = f"import sys; sys.path[:0] = {places!r}\n"
     code += f"import kv_cache.cli\nsys.exit(kv_cache.cli.main({args!r}))"
     (tmp_path / "small.yaml").write_text("{}")
     done = subprocess.run(
