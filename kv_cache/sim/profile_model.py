@@ -82,7 +82,8 @@ _KINDS = (OpKind.READ, OpKind.WRITE)
 class ProfileModel:
     """Answers how long an operation takes, inside the grid."""
 
-    def __init__(self, profile: Profile, *, extrapolate: bool = False) -> None:
+    def __init__(self, profile: Profile, *, extrapolate: bool | None = None) -> None:
+        """`extrapolate` is None where nobody can ask for it."""
         self._name = profile.name
         self._extrapolate = extrapolate
         self.extrapolated = 0
@@ -131,9 +132,10 @@ class ProfileModel:
             if not (covers or self._extrapolate):
                 break
             deepest = concurrency
-        if not deepest or any(min(group) > 1 for group in groups):
+        none_alone = any(min(group) > 1 for group in groups)
+        if not deepest or none_alone:
             size = largest if self.covers(smallest) else smallest
-            raise self._outside(OpKind.READ, size, 1)
+            raise self._outside(OpKind.READ, size, 1, by_size=not none_alone)
         return deepest
 
     def covers(self, nbytes: int) -> bool:
@@ -164,7 +166,7 @@ class ProfileModel:
         low, high = _neighbours(measured, concurrency)
         if not (curves[int(low)].covers(nbytes) and curves[int(high)].covers(nbytes)):
             if not self._extrapolate:
-                raise self._outside(kind, nbytes, concurrency)
+                raise self._outside(kind, nbytes, concurrency, by_size=True)
             self.extrapolated += 1
         below = curves[int(low)].log_ns(nbytes)
         if low == high:
@@ -172,13 +174,20 @@ class ProfileModel:
         part = (log(concurrency) - log(low)) / (log(high) - log(low))
         return exp(_between(below, curves[int(high)].log_ns(nbytes), part))
 
-    def _outside(self, kind: OpKind, nbytes: int, concurrency: float) -> OutsideProfileError:
+    def _outside(
+        self, kind: OpKind, nbytes: int, concurrency: float, *, by_size: bool = False
+    ) -> OutsideProfileError:
+        """`by_size`: not by the concurrency, beyond which nothing is ever extrapolated."""
         measured = "; ".join(self._extents()) or "nothing"
+        ways = "run probe with --sizes and --concurrency that reach there, or ask for other objects"
+        if self._extrapolate is not None:
+            ways += " (--block-tokens, --model)"
+        if by_size and self._extrapolate is False:
+            ways += ", or go on with --extrapolate, which marks every number that it touches"
         return OutsideProfileError(
             f"profile {self._name}: {kind}s of {human_bytes(nbytes)} at concurrency "
             f"{concurrency:g} are asked of it, but it has measured {measured}, and nothing is "
-            "extrapolated; run probe with --sizes that reach there, or ask for other objects "
-            "(--block-tokens, --model)"
+            f"extrapolated; {ways}"
         )
 
     def _extents(self) -> Iterator[str]:

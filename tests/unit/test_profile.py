@@ -142,6 +142,18 @@ def test_outside_the_grid_is_refused_with_what_was_asked_and_measured(
     assert isinstance(refused.value, UsageError)
     assert f"profile disk.yaml: reads of {asked}" in str(refused.value)
     assert "256 KiB to 32.0 MiB at concurrency 1 to 16" in str(refused.value)
+    assert "--extrapolate" not in str(refused.value)  # as in a scenario, which has no such option
+
+
+@pytest.mark.parametrize("depth", [1, 64])
+def test_a_size_outside_names_the_way_to_extrapolate_and_a_depth_does_not(depth: float) -> None:
+    asked = ProfileModel(profile(), extrapolate=False)
+    with pytest.raises(OutsideProfileError) as refused:
+        asked.service_ns(OpKind.READ, 64 * MIB, depth, 1)
+    assert ("--extrapolate," in str(refused.value)) is (depth == 1)
+    if depth == 1:  # and that way goes on
+        gone_on = ProfileModel(profile(), extrapolate=True)
+        assert gone_on.service_ns(OpKind.READ, 64 * MIB, depth, 1) > 0
 
 
 def test_a_hole_in_the_grid_is_outside_too() -> None:
