@@ -223,13 +223,15 @@ def _within_drive_cache(outcome: RunOutcome) -> Iterator[str]:
     if outcome.driver != "real-io":
         return
     if not any(facts.store.get("engine") in OBJECT_ENGINES for facts in storage):
-        yield from within_drive_cache(sum(facts.peak_bytes for facts in storage))
+        held = sum(facts.peak_bytes for facts in storage)
+        yield from within_drive_cache(held, preconditioned=outcome.preconditioning is not None)
 
 
-def within_drive_cache(held: int) -> Iterator[str]:
-    """Say it of a drive that held so many bytes, where they are few."""
+def within_drive_cache(held: int, *, preconditioned: bool) -> Iterator[str]:
+    """Say it of a drive that held so many bytes, where they are few, and what would measure it."""
+    way = "" if preconditioned else "run --precondition "
     if 0 < held < DRIVE_CACHE_BYTES:
         yield (
             f"{HELD}{human_bytes(held)}, which may fit into the drive's own cache; to measure the "
-            "drive itself: run --precondition --storage-capacity-gb N, with N GiB beyond that cache"
+            f"drive itself: {way}--storage-capacity-gb N, with N GiB beyond that cache"
         )

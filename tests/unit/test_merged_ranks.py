@@ -487,6 +487,11 @@ def test_what_a_drive_held_at_most_is_of_all_ranks_on_it() -> None:
     assert [n.split(", which")[0] for n in says] == [
         f"rank {rank}: storage held at most {human_bytes(own)}" for rank, own in enumerate(held)
     ]
+    assert "run --precondition --storage-capacity-gb N" in says[0]
+    documents[1]["kv_cache"]["preconditioning"] = {"fill": None, "rounds": []}
+    documents[1] = resealed(documents[1])
+    says = [n for n in merged(documents, crew(2))["kv_cache"]["notes"] if "storage held" in n]
+    assert ["run --precondition" in note for note in says] == [True, False]
     documents = results(2)
     documents[0]["kv_cache"]["tiers"]["storage"]["peak_bytes"] = 64 * GIB  # without the note
     documents[0]["kv_cache"]["notes"] = []

@@ -262,7 +262,8 @@ def _held_by_drives(counted: Sequence[Part]) -> Iterator[tuple[str, list[int]]]:
         tiers = [part.run.facts.tiers.get("storage") for part in parts if part.run is not None]
         held = sum(tier.peak_bytes for tier in tiers if tier is not None)
         if any(note.startswith(HELD) for part in parts for note in _notes_of(part)):
-            for note in within_drive_cache(held):
+            filled = any(part.value_at("preconditioning") is not None for part in parts)
+            for note in within_drive_cache(held, preconditioned=filled):
                 yield note, [part.rank for part in parts]
 
 
