@@ -37,6 +37,7 @@ class Passport(Struct, frozen=True, kw_only=True):
     reasons: list[str] = []
     rules: list[RuleRow] = []
     changed_thresholds: dict[str, Any] = {}
+    evidence: dict[str, Any] = {}
 
 
 class IntervalWithin(Struct, frozen=True, kw_only=True):

@@ -109,7 +109,18 @@ def _kernel(run: PublishedRun) -> Iterator[Fact]:
             and getattr(books, kind).claimed_bytes
         ]
         if parts:
-            yield name, f"{text} of the storage bytes claimed: {', '.join(parts)}"
+            beside = _records_beside(run) if name == "kernel" else ""
+            yield name, f"{text} of the storage bytes claimed: {', '.join(parts)}{beside}"
+
+
+def _records_beside(run: PublishedRun) -> str:
+    """Say which of the bytes that the kernel counted as written are those of files of records."""
+    wrote = number_at(run.passport.evidence, "ledger.other_process_write_bytes")
+    claimed = run.reconciliation.write.claimed_bytes if run.reconciliation else 0
+    if not wrote or not claimed:
+        return ""
+    share = units.PERCENT.measured(wrote / claimed)
+    return f"; beside them this program wrote {human_bytes(wrote)} of records ({share})"
 
 
 def _metadata(run: PublishedRun) -> Iterator[Fact]:

@@ -13,7 +13,7 @@ from kv_cache.cli.plot import main as plot
 from kv_cache.cli.report import main as report
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
-from kv_cache.core.units import GIB, MISSING
+from kv_cache.core.units import GIB, MIB, MISSING
 from kv_cache.metrics.intervals import IntervalEnds
 from kv_cache.result.chain import seal
 from kv_cache.result.run import MisshapenError
@@ -26,6 +26,7 @@ from kv_cache.view.picture.shown import view_picture
 from kv_cache.view.sheets import rows, tables, workbook
 from kv_cache.view.terminal import terminal
 from kv_cache.view.views import view_of as made_by
+from tests.merged import results
 from tests.reports import sweep
 
 READ = "storage.read.bytes_per_second"
@@ -141,3 +142,16 @@ def test_a_value_that_is_not_of_its_type_is_named_with_its_place(tmp_path: Path)
         with pytest.raises(UsageError, match="expected float, got str; the file was cut"):
             report([str(file), *words])
     assert not (tmp_path / "s.html").exists()
+
+
+@pytest.mark.parametrize("wrote", [0, 3 * MIB])
+def test_records_that_the_kernel_counted_beside_the_cache_are_named(wrote: int) -> None:
+    section = results(1)[0]["kv_cache"]
+    claimed = section["reconciliation"]["write"]["claimed_bytes"]
+    section["passport"]["evidence"]["ledger"]["other_process_write_bytes"] = wrote
+    (line,) = (line for line in terminal(view_of({"kv_cache": section})).splitlines()
+               if line.startswith("kernel "))  # fmt: skip
+    share = units.PERCENT.measured(wrote / claimed)
+    named = f"; beside them this program wrote 3.0 MiB of records ({share})"
+    assert line.endswith(named) is bool(wrote)
+    assert ("records" in line) is bool(wrote)
