@@ -108,6 +108,7 @@ class Witness:
         self._opened_ns = self._closed_ns = self._clock.now_ns()
         self._own_begun = self._pulse.bytes_moved()
         self._own = self._own_before = (0, 0)
+        self._own_within = self._within_before = (0, 0)
         self._journal_before, self._journal_bytes = read_journals(self._filesystems), 0
         self._cpu_users: CpuUsers | None = None
         self._looks = True
@@ -127,6 +128,7 @@ class Witness:
     def open_window(self) -> None:
         self._own_before = self._pulse.bytes_moved()
         self._opened, self._opened_ns = self._counters(), self._clock.now_ns()
+        self._within_before = self._pulse.bytes_moved()
         self._journal_before = read_journals(self._filesystems)
         self._around = self._others()
         self._cpu_before = cpu_users.snapshot()
@@ -136,6 +138,7 @@ class Witness:
 
     def close_window(self) -> None:
         self._measures = False
+        self._own_within = _less(self._pulse.bytes_moved(), self._within_before)
         self._closed, self._closed_ns = self._counters(), self._clock.now_ns()
         self._journal_bytes = self._in_journals()
         self._own = _less(self._pulse.bytes_moved(), self._own_before)
@@ -332,7 +335,7 @@ class Witness:
     def _foreign(self) -> dict[str, Any]:
         counted = self._stack.disks or self._devices
         section = {
-            **foreign.section(self._own, self._neighbours),
+            **foreign.section(self._own, self._own_within, self._neighbours),
             "largest_request_bytes": largest_request_bytes(counted),
             "journal_bytes": self._journal_bytes,
             "namespaces": list(self._drives[len(self._stack.disks) :]),

@@ -220,6 +220,7 @@ def _ledger(run: CountedRun, facts: LedgerFacts) -> dict[str, Any]:
     kernel = run.kernel("run")
     calls = {OpKind.READ: "rchar", OpKind.WRITE: "wchar"}
     in_window = _facts(run).foreign or {}
+    ours = "within" if "within_read_bytes" in in_window else "own"  # of a result of before
     sides: dict[str, Any] = {
         kind.value: {
             "claimed_bytes": run.ledger.all_bytes("storage", kind),
@@ -227,7 +228,7 @@ def _ledger(run: CountedRun, facts: LedgerFacts) -> dict[str, Any]:
             "device_bytes": kernel.get(f"device_{kind.value}_bytes"),
             "foot_bytes": kernel.get(f"foot_{kind.value}_bytes"),
             "calls_bytes": kernel.get(calls[kind]),
-            "window_claimed_bytes": _count(in_window.get(f"own_{kind.value}_bytes")),
+            "window_claimed_bytes": _count(in_window.get(f"{ours}_{kind.value}_bytes")),
             "window_process_bytes": run.kernel("window").get(f"process_{kind.value}_bytes"),
         }
         for kind in calls

@@ -74,9 +74,11 @@ def test_a_process_that_ended_is_counted_by_its_parent_less_what_it_had_before()
 
 
 def test_the_section_names_them_with_their_bytes() -> None:
-    assert section((10, 20), [process(3, 7, 8)]) == {
+    assert section((10, 20), (9, 18), [process(3, 7, 8)]) == {
         "own_read_bytes": 10,
         "own_write_bytes": 20,
+        "within_read_bytes": 9,
+        "within_write_bytes": 18,
         "processes": [{"pid": 3, "name": "p3", "read_bytes": 7, "write_bytes": 8}],
     }
 

@@ -117,6 +117,27 @@ def test_the_window_and_the_run_are_counted_apart(
     assert own == (300, 2000)
 
 
+def test_what_ends_while_counters_are_read_is_ours_and_not_claimed_within_them(
+    made: list[Witness], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading them took 80 ms in a guest, where memory was said to have answered the rest (V6)."""
+    pulse = StoreCalls()
+    one = begun(made, tmp_path, pulse=pulse)
+
+    def slowly(*args: Any, **named: Any) -> Counters:
+        pulse.moved(OpKind.WRITE, 70)  # before the kernel is asked
+        counts = read_counters(*args, **named)
+        pulse.moved(OpKind.WRITE, 700)  # and after it was
+        return counts
+
+    monkeypatch.setattr(witness, "read_counters", slowly)
+    one.open_window()
+    pulse.moved(OpKind.WRITE, 1000)
+    one.close_window()
+    foreign = ended(one)["foreign"]
+    assert (foreign["within_write_bytes"], foreign["own_write_bytes"]) == (1000, 2540)
+
+
 def test_drives_on_one_file_system_are_one_device(made: list[Witness], tmp_path: Path) -> None:
     device = device_of(tmp_path)
     if device is None:

@@ -45,14 +45,19 @@ def our_pids() -> set[int]:
     return {os.getpid(), *_ours}
 
 
-def section(own: tuple[int, int], culprits: Collection[ProcessIo]) -> dict[str, Any]:
+def section(
+    own: tuple[int, int], within: tuple[int, int], culprits: Collection[ProcessIo]
+) -> dict[str, Any]:
     """Return what is known of a window for the section `foreign` of a passport's evidence: the
-    bytes (read, written) of our calls that ended in it, and who else was busy."""
+    bytes (read, written) of our calls that ended in it, and who else was busy. The kernel's
+    counters take their time to be read: `own` has what ended meanwhile, `within` has none of it."""
     read, written = own
     named = ("pid", "name", "read_bytes", "write_bytes")
     return {
         "own_read_bytes": read,
         "own_write_bytes": written,
+        "within_read_bytes": within[0],
+        "within_write_bytes": within[1],
         "processes": [{name: getattr(one, name) for name in named} for one in culprits],
     }
 
