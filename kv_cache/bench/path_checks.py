@@ -55,9 +55,9 @@ def check_cache_dir(path: Path) -> None:
     require_linux()
     if is_block_device(path):
         raise PlaceError(
-            f"cache directory {path}: it is a block device, which only a run with --layout arena "
-            "takes, and only if it is named a second time with --erase-device; do that if nothing "
-            "on it is needed, or name a directory"
+            f"cache directory {path}: it is a block device; run, capacity, sweep and precondition "
+            "take one with --layout arena, if it is named a second time with --erase-device and "
+            "nothing on it is needed; else name a directory on it"
         )
     _check_directory(path, f"cache directory {path}")
 

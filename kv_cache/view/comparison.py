@@ -58,7 +58,7 @@ def comparison_view(inputs: Sequence[Input]) -> View:
         status="compared" if comparison is not None else "not compared",
         sentence=_sentence(comparison, why_not),
         about=[],
-        reasons=[text for each in inputs for text in _doubts(each)],
+        reasons=[*_the_same(inputs), *(text for each in inputs for text in _doubts(each))],
         sections=[
             _inputs(inputs),
             *_numbers(inputs, comparison),
@@ -67,6 +67,15 @@ def comparison_view(inputs: Sequence[Input]) -> View:
             hidden_section("Tiers", _tiers(inputs)),
         ],
     )
+
+
+def _the_same(inputs: Sequence[Input]) -> Iterator[str]:
+    """Say it of each result that one before it is: no number between them says anything."""
+    for number, each in enumerate(inputs):
+        for other in inputs[:number]:
+            if each.fingerprint is not None and each.fingerprint == other.fingerprint:
+                yield f"{each.label} is the very result that {other.label} is (same fingerprint)"
+                break
 
 
 def _doubts(each: Input) -> list[str]:
@@ -110,11 +119,6 @@ def _inputs(inputs: Sequence[Input]) -> ViewSection:
     base = inputs[0]
     facts = [dict(_facts(each)) for each in inputs]
     names = dict.fromkeys(name for row in facts for name in row)
-    same = [
-        f"{each.label} is the very result that {base.label} is (same fingerprint)."
-        for each in inputs[1:]
-        if each.fingerprint == base.fingerprint
-    ]
     about = Table(
         columns=[ShownColumn(""), *(ShownColumn(each.label) for each in inputs)],
         rows=[
@@ -124,7 +128,7 @@ def _inputs(inputs: Sequence[Input]) -> ViewSection:
         ],
         caption=f"{base.label} is the baseline.",
     )
-    return ViewSection(title="What is side by side", parts=[about, *present(Remarks(texts=same))])
+    return ViewSection(title="What is side by side", parts=[about])
 
 
 def _facts(each: Input) -> Iterator[tuple[str, str]]:
