@@ -8,9 +8,11 @@ cut counts with the side that ended, so the two sides of a pair may differ by a 
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from kv_cache.config.sections import LAYER
 from kv_cache.core.kinds import Cause, OpKind, Phase, Tier
 from kv_cache.core.units import human_bytes
 from kv_cache.metrics.histogram import Histogram, merged
+from kv_cache.result.paths import number_at, value_at
 from kv_cache.result.published import ObjectSizes, OperationFacts, PublishedRun
 from kv_cache.view import units
 from kv_cache.view.latency import percentile_cells, percentile_figure
@@ -212,10 +214,21 @@ def _size(nbytes: float | None) -> str:
 def objects_text(run: PublishedRun) -> str:
     """What an object is made of, and how many there are on storage at the end."""
     token, storage = run.model.bytes_per_token, run.tiers.get("storage")
-    texts = [] if token is None else [f"{token:,.0f} bytes a token"]
+    texts = [] if token is None else [f"{token:,.0f} bytes a token", *_divided(run)]
     if storage is not None and storage.entries is not None:
         texts.append(f"{storage.entries:,} objects on storage at the end")
     return ", ".join(texts)
+
+
+def _divided(run: PublishedRun) -> Iterator[str]:
+    """Yield what of a token's bytes an object has, where that is not all of them."""
+    ranks = number_at(run.config, "tiers.tensor_parallel") or 1
+    if ranks > 1 and value_at(run.config, "tiers.ranks") == "all":
+        yield f"in objects of {ranks:.0f} ranks"
+    elif ranks > 1:
+        yield f"of which one of {ranks:.0f} ranks keeps its share"
+    if value_at(run.config, "semantics.object") == LAYER:
+        yield "an object for each layer"
 
 
 def _other_phases(rows: Sequence[OperationFacts]) -> Table:

@@ -155,3 +155,25 @@ def test_records_that_the_kernel_counted_beside_the_cache_are_named(wrote: int) 
     named = f"; beside them this program wrote 3.0 MiB of records ({share})"
     assert line.endswith(named) is bool(wrote)
     assert ("records" in line) is bool(wrote)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "shape", "says"),
+    [
+        ({}, None, ""),
+        ({"tensor_parallel": 8}, "block", ", of which one of 8 ranks keeps its share"),
+        ({"tensor_parallel": 8, "ranks": "all"}, None, ", in objects of 8 ranks"),
+        ({}, "layer", ", an object for each layer"),
+    ],
+)
+def test_what_of_a_token_an_object_has_is_told(
+    tiers: dict[str, Any], shape: str | None, says: str
+) -> None:
+    """A vendor would take an object for all of a token's bytes times its tokens."""
+    section = results(1)[0]["kv_cache"]
+    section["config"]["tiers"].update(tiers)
+    section["config"]["semantics"]["object"] = shape
+    lines = terminal(view_of({"kv_cache": section})).splitlines()
+    (line,) = (line for line in lines if line.startswith("objects  "))
+    assert f"bytes a token{says}, " in line
+    assert line.count(",") - says.count(",") == line.split(" bytes")[0].count(",") + 1
