@@ -210,8 +210,8 @@ def _check_thinking(config: Config) -> None:
         if seconds == 0:
             raise ConfigError(
                 f"{path} is 0 s at most, and {say(config, 'arrival.mode')}: users who neither wait "
-                "nor think ask for everything at one instant; give a time above 0, a rate with "
-                "--request-rate, or --arrival closed"
+                "nor think ask for everything at one instant; give a time above 0, run with a rate "
+                "(--request-rate) or with --arrival closed, or search with capacity --by rate"
             )
 
 

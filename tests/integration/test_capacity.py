@@ -499,3 +499,9 @@ def test_the_document_is_sealed(tmp_path: Path) -> None:
     ran = capacity(tmp_path, SLO, *QUEUE, *SHORT)
     found(ran)
     assert fingerprint(json.loads((tmp_path / "R.json").read_bytes())) is not None
+
+
+def test_users_without_thinking_are_refused_with_the_way_that_a_search_has(tmp_path: Path) -> None:
+    words = [SLO, *QUEUE, "--set=lengths.think_s.law=fixed", "--set=lengths.think_s.value=0"]
+    refused(capacity(tmp_path, *words, *SHORT), "ask for everything at one instant", "--by rate")
+    found(capacity(tmp_path, *words, *SHORT, "--by=rate"))
