@@ -96,8 +96,8 @@ def unseen_foot(e: Evidence, t: Thresholds) -> Iterator[Look]:
     if gone:
         yield suspect(
             f"{_names(gone)} went away while the run went on: from then on operations fail, as "
-            "no-space and truncated where a device has no bytes any more; look at the kernel's "
-            "log and the drive's connection"
+            "io-error and read-only on a file system, as no-space and truncated on a raw device; "
+            "look at the kernel's log and the drive's connection"
         )
     for foot in () if gone else changed:
         yield suspect(
