@@ -193,7 +193,7 @@ def _count_hits(p: _Progress, hit: Sequence[bool]) -> None:
     could be read."""
     request = p.request
     p.hits = sum(hit)
-    p.hit_tokens = sum(block.tokens for block, was in zip(request.blocks, hit, strict=False) if was)
+    p.hit_tokens = sum(n for n, was in zip(request.tokens_in_blocks, hit, strict=False) if was)
     p.shared_looked_up = request.shared
     p.shared_hits = sum(hit[: request.shared])
     p.shared_hit_bytes = sum(
@@ -220,6 +220,8 @@ def _prefill(p: _Progress) -> Step:
         computed = tuple(b for b in needed if cache.resident(b.key) is None)
     missing = [b for b in needed if cache.resident(b.key) is None]
     tokens = sum(b.tokens for b in computed) + request.tail_tokens
+    if computed and computed[-1] is request.blocks[-1]:
+        tokens -= request.unfilled
     yield from _compute(p, tokens * semantics.prefill_ns_per_token)
     p.prefilled = bool(missing)
     if missing:

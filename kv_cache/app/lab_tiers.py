@@ -91,9 +91,12 @@ def tiers_of(text: str, flag: str, held_as: Callable[[str], Residency]) -> list[
 
 def _rate(text: str, name: str, flag: str) -> float:
     nbytes, per, second = text.partition("/")
-    rate = capacities_of(nbytes, flag)[0].nbytes if per and second == "s" else None
+    try:
+        rate = capacities_of(nbytes, flag)[0].nbytes if per and second == "s" else None
+    except ConfigError:  # its sentence is of a capacity
+        rate = None
     if not rate:
-        raise ConfigError(f"{flag}: {name} has rate {text!r}; give it as 80GB/s")
+        raise ConfigError(f"{flag}: {name} has rate {text!r}; give one above 0, as 80GB/s")
     return float(rate)
 
 

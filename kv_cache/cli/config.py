@@ -1,12 +1,12 @@
 """`kv-cache.py config`: every option with its default, unit and help, as a file that loads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kv_cache.cli.command import Command
-from kv_cache.config.load import load_config
 from kv_cache.config.schema import opt, print_config
+from kv_cache.core.errors import ConfigError
 from kv_cache.core.exits import Exit
 
 
@@ -23,6 +23,7 @@ class ConfigOptions:
 COMMAND = Command(
     name="config",
     options=ConfigOptions,
+    of_run=True,
     about="""\
     Print an effective configuration as YAML: every option with its value, help, unit, bounds and
     flag. The output is itself a configuration file.
@@ -30,12 +31,17 @@ COMMAND = Command(
     epilog="""\
     example:
       kv-cache.py config > my.yaml; kv-cache.py run --config my.yaml
+      kv-cache.py config quick --set run.num_users=50 > my.yaml
     """,
 )
 
 
 def main(argv: Sequence[str]) -> int:
     """Print; the exit code. UsageError is the caller's to print."""
-    file = COMMAND.parse(argv).file
-    print(print_config(load_config(None if file is None else Path(file))), end="")
+    options, invocation = COMMAND.parse_with_run(argv)
+    if options.file is not None:
+        if invocation.config_path is not None:
+            raise ConfigError("config: FILE and --config are the same; give one of them")
+        invocation = replace(invocation, config_path=Path(options.file))
+    print(print_config(invocation.config()), end="")
     return Exit.DONE

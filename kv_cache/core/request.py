@@ -13,6 +13,7 @@ class Request(Struct, frozen=True, kw_only=True):
     are a prompt that others begin with too; those from there to `new_from` were produced by
     earlier turns of the same conversation. `lookup` says what a source knows that does not know
     these. `tail_tokens` are prompt tokens behind the last block: an unfilled block is not stored.
+    But where a trace names the prompt's last block it is, with room for `unfilled` tokens more.
 
     `model` is the one that is asked, as the source calls it; "" where it does not say. `retrieved`:
     asked by RAG, beside what users or a trace ask. `once`: no other request ever asks for any of
@@ -35,6 +36,7 @@ class Request(Struct, frozen=True, kw_only=True):
     shared: int = 0
     new_from: int = 0
     tail_tokens: int = 0
+    unfilled: int = 0
     lookup: Lookup = Lookup.TURNS
     model: str = ""
     retrieved: bool = False
@@ -45,8 +47,16 @@ class Request(Struct, frozen=True, kw_only=True):
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of the whole sequence: its blocks, whole, and what is behind the last of them."""
-        return sum(b.tokens for b in self.blocks) + self.tail_tokens
+        """Tokens of the whole sequence: those in its blocks, and those behind the last of them."""
+        return sum(self.tokens_in_blocks) + self.tail_tokens
+
+    @property
+    def tokens_in_blocks(self) -> list[int]:
+        """How many tokens of the sequence are in each block."""
+        tokens = [block.tokens for block in self.blocks]
+        if self.unfilled:
+            tokens[-1] -= self.unfilled
+        return tokens
 
     @property
     def total_bytes(self) -> int:

@@ -69,8 +69,14 @@ def _size(nbytes: Any, otherwise: str) -> str:
     return human_bytes(nbytes) if type(nbytes) is int else otherwise
 
 
+def _is_virtual(section: Json) -> bool:
+    return bool(value_at(section, "driver") == "virtual-time")
+
+
 def drive_texts(section: Json) -> list[str]:
-    """What each directory lies on. Of a bucket its server."""
+    """What each directory lies on. Of a bucket its server; virtual time touches none."""
+    if _is_virtual(section):
+        return []
     drives = value_at(section, "environment.drives")
     rows = drives if isinstance(drives, list) else [value_at(section, "environment")]  # of ranks
     return [text for row in rows if (text := drive_text(row))]
@@ -187,7 +193,7 @@ def origin_texts(section: Json) -> list[str]:
     """On which drives, when, and by which version, in a few words each."""
     version = value_at(section, "program_version")
     return [
-        *disk_models(value_at(section, "environment")),
+        *([] if _is_virtual(section) else disk_models(value_at(section, "environment"))),
         *([str(started)[:10]] if (started := value_at(section, "started_utc")) else []),
         *([f"kv-cache {version}"] if version else []),
     ]
@@ -210,7 +216,7 @@ def identity_facts(section: Json) -> list[tuple[str, str]]:
         ("trace", _trace(section)),
         ("tiers", tiers_text(section)),
     ]
-    if value_at(section, "driver") != "virtual-time":
+    if not _is_virtual(section):
         rows += [("drive", text) for text in drive_texts(section)]
         rows.append(
             ("data path", plain(str(value_at(section, "tiers.storage.store.data_path") or "")))

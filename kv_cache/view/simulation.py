@@ -562,7 +562,7 @@ def _over_time(variants: Sequence[SimVariant]) -> list[Part]:
 
     def each(title: str, unit: str, name: str, how: OnGrid, *, detail: bool = False) -> Figure:
         at = coarse if how is rates_on else grid
-        tracks = {f"variant {v.variant}": how(v.runs[0], name, at) for v in some}
+        tracks = {label(v): how(v.runs[0], name, at) for v in some}
         return _timed(title, unit, at, tracks, note, detail=detail)
 
     if len(some) == 1:

@@ -46,10 +46,12 @@ class Offered:
         if request.lookup is Lookup.OPERATION:
             return self._operation(request)
         blocks = tokens = 0
-        for place, block in enumerate(request.blocks):
+        for place, (block, filled) in enumerate(
+            zip(request.blocks, request.tokens_in_blocks, strict=True)
+        ):
             if self._remember(_short(block), stays=place < request.shared):
                 blocks += 1
-                tokens += block.tokens
+                tokens += filled
         if not blocks:
             return request
         return replace(request, offered_blocks=blocks, offered_tokens=tokens)

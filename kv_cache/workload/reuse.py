@@ -300,9 +300,10 @@ class Reuse:
         numbers, note, owners = self._numbers, self._pending.blocks.append, self._owners
         hits = 0
         prefix = -1
-        for key, tokens, nbytes, _ in request.blocks:
+        filled = request.tokens_in_blocks
+        self._tokens += sum(filled)
+        for (key, _, nbytes, _), tokens in zip(request.blocks, filled, strict=True):
             number = numbers.get(key)
-            self._tokens += tokens
             self._bytes += nbytes
             if number is None:
                 number = numbers[key] = len(numbers)

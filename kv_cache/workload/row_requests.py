@@ -8,6 +8,7 @@ does not have: each is content of its own, in every cycle anew.
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -164,9 +165,18 @@ class RowRequests:
         )
 
     def _hashed(self, plain: Request, row: TraceRow, hash_ids: tuple[int | str, ...]) -> Request:
-        """Return the trace's blocks, whole (a paged cache allocates its last block whole too)."""
-        blocks = self._blocks(self._scope(row), hash_ids)
-        return replace(plain, blocks=blocks, lookup=Lookup.CONTENT)
+        """Return the trace's blocks, whole (a paged cache allocates its last block whole too). What
+        the ids do not cover is behind them."""
+        covered = min(row.prompt_tokens, self._config.trace_block_tokens * len(hash_ids))
+        blocks = self._blocks(self._scope(row), hash_ids, covered)
+        size = self._config.geometry.block_tokens
+        return replace(
+            plain,
+            blocks=blocks,
+            unfilled=-covered % size if size else 0,
+            tail_tokens=row.prompt_tokens - covered,
+            lookup=Lookup.CONTENT,
+        )
 
     def _scope(self, row: TraceRow) -> tuple[str | int, ...]:
         return ("hash", *self._pass(), row.scope) if row.scope else ("hash", *self._pass())
@@ -175,18 +185,20 @@ class RowRequests:
         return ("pass", self._cycle) if self._cycle else ()
 
     def _blocks(
-        self, scope: tuple[str | int, ...], hash_ids: tuple[int | str, ...]
+        self, scope: tuple[str | int, ...], hash_ids: tuple[int | str, ...], covered: int
     ) -> tuple[Block, ...]:
+        """Return the blocks that hold the first `covered` tokens."""
         geometry, traced = self._config.geometry, self._config.trace_block_tokens
         size = geometry.block_tokens
         if not size:
-            key = content_key("sequence", *scope[1:], *hash_ids)
-            return (geometry.block(key, traced * len(hash_ids)),)
+            key = content_key("sequence", covered, *scope[1:], *hash_ids)
+            return (geometry.block(key, covered),)
+        count = -(-covered // size)
         if size == traced:
-            return geometry.blocks(numbered_keys(scope, hash_ids), traced)
-        parts = range(traced // size)
+            return geometry.blocks(numbered_keys(scope, hash_ids[:count]), traced)
+        parts = ((h, part) for h in hash_ids for part in range(traced // size))
         return geometry.blocks(
-            (content_key(*scope, h, part) for h in hash_ids for part in parts), size
+            (content_key(*scope, h, part) for h, part in islice(parts, count)), size
         )
 
     def _turn(self, plain: Request, row: TraceRow, session: str) -> Request:

@@ -738,8 +738,8 @@ def test_hash_ids_share_blocks_exactly_where_the_trace_says_so() -> None:
             assert request.cycle == number // ROWS
             row = rows[number % ROWS]
             assert row.hash_ids is not None
-            assert len(request.blocks) == parts * len(row.hash_ids)
-            assert request.prompt_tokens == row.prompt_tokens
+            assert len(request.blocks) == -(-row.prompt_tokens // block_tokens)
+            assert request.prompt_tokens == request.context_tokens == row.prompt_tokens
             for place, each in enumerate(request.blocks):
                 name = (request.cycle, row.hash_ids[place // parts], place % parts)
                 keys[name].add(each.key)

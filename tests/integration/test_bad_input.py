@@ -74,6 +74,8 @@ CASES = {
     "--gpu cuda": ["cuda"],
     "rnu": ["rnu", "run"],
     "config a b": ["config"],
+    "config quick --config quick": ["FILE and --config", "give one"],
+    "config --set lengths.think_s=3": ["a section of", "lengths.think_s.value"],
 }
 
 

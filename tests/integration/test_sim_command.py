@@ -96,6 +96,9 @@ def test_every_shipped_scenario_runs_as_smoke(
             )
             assert found["blocks"]["hit"] <= found["blocks"]["looked_up"]
             assert found["checks"]["end"] >= 1
+            if variant["values"].get("tiers.write_policy", "").startswith("through"):
+                moved = [link["bytes_by_cause"] for link in found["links"].values()]
+                assert any(causes.get("write-through") for causes in moved)
     served = [each["runs"][0]["facts"] | {"tiers": None} for each in own["variants"]]
     alike = ONE_CONTEXT if name == "context-length" else set()
     for one, other in combinations(range(len(served)), 2):

@@ -91,6 +91,21 @@ def test_mooncake_has_its_known_answers(capsys: pytest.CaptureFixture[str]) -> N
     assert (tenth["blocks"], tenth["hits"], round(tenth["hit_ratio"], 4)) == (9971, 31_657, 0.2075)
 
 
+def test_tokens_that_are_found_again_are_counted_one_by_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By hand from the hash ids: a prompt's last block has what the others leave."""
+    sample = ROOT / "datasets" / "mooncake_sample.jsonl"
+    known: set[int] = set()
+    tokens = found = 0
+    for row in map(json.loads, sample.read_text().splitlines()):
+        tokens += row["input_length"]
+        for place, name in enumerate(row["hash_ids"]):
+            found += min(512, row["input_length"] - 512 * place) * (name in known)
+            known.add(name)
+    assert stats(capsys, sample)["reuse"]["token_hit_ratio"] == pytest.approx(found / tokens)
+
+
 def test_the_agentic_sessions_have_their_known_answers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -85,6 +85,9 @@ def requests(draw: st.DrawFn) -> Request:
         shared=draw(part),
         new_from=draw(part),
         tail_tokens=draw(whole),
+        unfilled=draw(st.integers(0, sequence[-1].tokens - 1))
+        if sequence and sequence[-1].tokens
+        else 0,
         lookup=draw(st.sampled_from(Lookup)),
         model=draw(ids),
         retrieved=draw(st.booleans()),
@@ -150,7 +153,7 @@ def test_every_field_of_a_row_and_of_a_request_is_said() -> None:
     request = Request(
         request_id=1, intended_ns=2, user="u", conversation="c", turn=3, qos=Qos.BATCH, priority=4,
         prompt_tokens=5, output_tokens=6, blocks=(Block(b"k" * 16, 7, 8),), shared=1, new_from=1,
-        tail_tokens=9, lookup=Lookup.CONTENT, model="m", retrieved=True, once=True,
+        tail_tokens=9, unfilled=3, lookup=Lookup.CONTENT, model="m", retrieved=True, once=True,
         offered_blocks=1, offered_tokens=7,
     )  # fmt: skip
     said = encode_request(request)
@@ -171,6 +174,7 @@ def test_every_field_of_a_row_and_of_a_request_is_said() -> None:
         ({"blocks": [["zz" * 16, 1, 1]]}, "request.blocks: expected .key of 32 hex digits"),
         ({"blocks": [["00" * 16, -1, 1]]}, "request.blocks: expected a whole number"),
         ({"blocks": {}}, "request.blocks: expected a list"),
+        ({"unfilled": 10**9}, "request: expected unfilled below the"),
         ({"shared": 1}, "expected shared and new_from up to its 0 blocks, found 1 and 0"),
         ({"turn": 1.0}, "request.turn: expected a whole number"),
         ({"user": 5}, "request.user: expected text, found 5"),

@@ -779,7 +779,7 @@ def test_a_variant_has_its_line_in_every_figure_over_time() -> None:
         if isinstance(part, Figure) and part.scale is Scale.TIME
     ]  # fmt: skip
     assert {tuple(line.name for line in figure.lines) for figure in figures} == {
-        ("variant 1", "variant 2")
+        ("1  slower=1.0", "2  slower=2.0")
     }
 
 

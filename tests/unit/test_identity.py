@@ -14,6 +14,7 @@ from kv_cache.files.environment import Reader, foot_disk
 from kv_cache.result.published import published
 from kv_cache.view.identity import (
     drive_text,
+    drive_texts,
     headline_text,
     identity_facts,
     origin_texts,
@@ -109,6 +110,18 @@ def test_the_headline_says_its_interval_or_why_there_is_none() -> None:
         "(no interval: 8 batches need a window of 8 s)"
     )
     assert headline_text({}) == headline_text({"headline": {"metric": "x"}}) == ""
+
+
+def test_a_drive_that_virtual_time_did_not_touch_is_named_nowhere() -> None:
+    own = run()["kv_cache"]
+    drives = [{"device": {"name": "vda"}, "disks": [{"name": "vda", "model": None}]}]
+    own["environment"] = {**own["environment"], "drives": drives}
+    assert origin_texts(own)[0] == "vda"
+    assert "vda" in drive_texts(own)[0]
+    own["driver"] = "virtual-time"
+    assert "vda" not in origin_texts(own)
+    assert drive_texts(own) == []
+    assert "drive" not in dict(identity_facts(own))
 
 
 def key_names(own: dict[str, Any]) -> list[str]:

@@ -246,7 +246,7 @@ def test_a_session_with_sub_agents_joins_them_before_it_goes_on() -> None:
 
 
 def test_local_ids_are_the_sessions_own_and_of_one_cycle() -> None:
-    plain = TraceRow(1, 0, 64, 1, (1, 2), 64)
+    plain = TraceRow(1, 0, 128, 1, (1, 2), 64)
     rows = [plain._replace(session=name, scope=name) for name in ("a", "b")]
     source = sessions(rows, requests=asking(64, 64), cycles=2)
     asked = [tuple(block.key for block in request.blocks) for request in source.plan()]
@@ -255,6 +255,21 @@ def test_local_ids_are_the_sessions_own_and_of_one_cycle() -> None:
     rows = [plain._replace(session=name) for name in ("a", "b")]
     source = sessions(rows, requests=asking(64, 64), cycles=2)
     assert len({block.key for request in source.plan() for block in request.blocks}) == 2 * 2
+
+
+def test_blocks_hold_the_tokens_of_the_prompt_and_no_more() -> None:
+    """What the ids do not cover is behind them, and what is behind the prompt's end is nothing."""
+    for prompt, block_tokens, tokens, tail in (
+        (100, 64, [64, 36], 0), (100, 16, [16] * 6 + [4], 0), (100, 0, [100], 0),
+        (128, 64, [64, 64], 0), (140, 64, [64, 64], 12), (64, 64, [64], 0),
+    ):  # fmt: skip
+        row = TraceRow(1, 0, prompt, 1, (1, 2), 64)
+        (request,) = replay([row], requests=asking(block_tokens, 64)).plan()
+        assert request.tokens_in_blocks == tokens
+        assert {block.tokens for block in request.blocks} == {block_tokens or prompt}
+        assert (request.tail_tokens, request.context_tokens) == (tail, prompt)
+        whole = geometry(block_tokens).nbytes(block_tokens or prompt)
+        assert {block.nbytes for block in request.blocks} == {whole}
 
 
 # --- history -----------------------------------------------------------------------------------
@@ -391,7 +406,7 @@ def test_what_is_forgotten_is_counted_and_what_is_asked_for_is_kept() -> None:
     offered = Offered(most=3)
 
     def ask(*ids: int) -> int:
-        row = TraceRow(1, 0, 1, 1, ids, 16)
+        row = TraceRow(1, 0, 16 * len(ids), 1, ids, 16)
         (request,) = replay([row], requests=asking(16, 16)).plan()
         return offered.see(request).offered_blocks
 

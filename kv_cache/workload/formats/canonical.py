@@ -299,6 +299,12 @@ def decode_request(value: object) -> Request:
             f"request: expected shared and new_from up to its {most} blocks, found "
             f"{request.shared} and {request.new_from}"
         )
+    room = request.blocks[-1].tokens if request.blocks else 0
+    if request.unfilled and request.unfilled >= room:
+        raise RowError(
+            f"request: expected unfilled below the {room} tokens of its last block, found "
+            f"{request.unfilled}"
+        )
     return request
 
 

@@ -108,8 +108,8 @@ class Content:
     def _recorded(self, request: Request, number: int, at_ns: int) -> ClusterRequest:
         """Build the path of a request of a recorded run, block by block."""
         chain, tokens, node = self._chain, 0, ROOT
-        for block in request.blocks:
-            tokens += block.tokens
+        for block, filled in zip(request.blocks, request.tokens_in_blocks, strict=True):
+            tokens += filled
             node = chain.grown_by(node, block.key, tokens // self._size)
         tokens += request.tail_tokens
         node = chain.grown(node, tokens // self._size)
