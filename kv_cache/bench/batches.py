@@ -126,6 +126,7 @@ class BatchMover:
 
     def load(self, batch: Sequence[Batched], pool: BufferPool, *, how: Capability) -> None:
         """Read what the taps of a batch hold, and verify it."""
+        batch[0].timer.shared = len(batch) > 1
         for chunks, _ in _waves(batch, pool.buffer_bytes):
             buffer = pool.take()
             try:
@@ -135,6 +136,7 @@ class BatchMover:
 
     def store(self, batch: Sequence[Batched], pool: BufferPool, *, how: Capability) -> None:
         """Write what the sinks of a batch shall hold."""
+        batch[0].timer.shared = len(batch) > 1
         for chunks, pages in _waves(batch, pool.buffer_bytes):
             first = chunks[0]
             tint = self.payload.tint(first.of.ref, first.offset)
@@ -158,6 +160,11 @@ class BatchMover:
         """Read and verify what the first of each pair holds, and write it as the second: what could
         not be read is not written."""
         writing = {id(reader): writer for reader, writer in pairs}
+        one = len(pairs) == 1 and pairs[0][0].ref.nbytes > pool.buffer_bytes
+        alone = pairs if one else ()
+        made_ns = 0
+        for reader, writer in alone:
+            reader.timer.shared, made_ns = False, writer.timer.device_ns
         for chunks, _ in _waves([reader for reader, _ in pairs], pool.buffer_bytes):
             buffer = pool.take()
             try:
@@ -167,6 +174,8 @@ class BatchMover:
                 self._move(written, buffer, Does.WRITE, how=target)
             finally:
                 pool.give(buffer)
+        for reader, writer in alone:  # between its calls are those of the other
+            reader.timer.aside_ns = writer.timer.device_ns - made_ns
 
     def carry(
         self,

@@ -30,7 +30,10 @@ class LegTimer:
         self._chunks: list[IoChunk] = []
         self.steps: tuple[MetadataStep, ...] = ()
         self.sampled: SampledPages | None = None
-        self._host_ns: int | None = None  # of calls that were made with those of other legs
+        self.shared = True
+        """Calls outside the interpreter are made with those of other legs, whose time is not its
+        own; else all is that passes from its first call to its last."""
+        self._host_ns: int | None = None  # of such calls
         self._covered_ns = 0
         self._outside: Callable[[], int] | None = None
         self.calling = False
@@ -96,11 +99,12 @@ class LegTimer:
         self._last_ns = now_ns
 
     def called(self, began_ns: int, ended_ns: int, nbytes: int, host_ns: int) -> None:
-        """A call of this leg was made among those of others: the leg begins with its first, and
-        what they took is not its own time. Calls may have been made at the same time."""
-        if self._host_ns is None:
-            self.started_ns, self._host_ns = began_ns - self.device_ns, 0
-        self._host_ns += host_ns
+        """A call of this leg was made, if `shared` among those of others: the leg begins with its
+        first, and what they took is not its own time. Calls may have been made at the same time."""
+        if self.shared:
+            if self._host_ns is None:
+                self.started_ns, self._host_ns = began_ns - self.device_ns, 0
+            self._host_ns += host_ns
         self.made(began_ns, ended_ns, nbytes)
 
     def made(self, began_ns: int, ended_ns: int, nbytes: int) -> None:
@@ -117,8 +121,9 @@ class LegTimer:
     def stepped(self, name: str, began_ns: int, ended_ns: int, *, well: bool) -> None:
         """A step of the leg's file was made among the calls of others; not `well`: it failed, or
         cleaned up after what did. An fsync shows life of the device; names are memory's."""
-        if self._host_ns is None:
-            self.started_ns, self._host_ns = began_ns, 0
+        if self._host_ns is None and (self.shared or not self.device_ns):
+            self.started_ns = began_ns
+            self._host_ns = 0 if self.shared else None
         self.calling = False
         self.device_ns += ended_ns - began_ns
         self._covered_ns = self._last_ns = ended_ns
@@ -142,7 +147,7 @@ class LegTimer:
         began_ns = self.began_ns or self._last_ns  # it has ended just now
         called_ns = now_ns - began_ns if self.calling else 0
         leg = self._leg(0)._replace(finished_ns=now_ns, device_ns=self.device_ns + called_ns)
-        if self._outside is not None and self._host_ns is None:  # with its first call
+        if self._outside is not None and self._host_ns is None and self.shared:  # its first call
             leg = leg._replace(started_ns=began_ns - self.device_ns)
         return leg._replace(aside_ns=now_ns - leg.started_ns - leg.device_ns)
 

@@ -23,7 +23,7 @@ from kv_cache.core.ops_done import OpsDone, each_of, in_order
 from kv_cache.core.seed import Seed
 from kv_cache.core.units import KIB, PAGE_BYTES
 from kv_cache.tiers.base import Capability, Sink, Store, Tap
-from kv_cache.tiers.buffers import BufferPool
+from kv_cache.tiers.buffers import Buffer, BufferPool
 from kv_cache.tiers.file_options import FSYNC, LAYOUTS
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.native import AbortFlag, Transfers, library
@@ -245,6 +245,31 @@ def test_a_move_reads_one_tier_writes_another_and_leaves_the_source(
         assert read.finished_ns <= written.finished_ns
     assert rig.read(ref).ok
     assert rig.read(copied).ok
+
+
+@pytest.mark.parametrize("tier", Tier)
+def test_the_wait_for_a_buffer_is_the_operations_and_not_the_devices(
+    rig: Rig, tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All buffers of an object but the first come 20 ms late."""
+    late_ns, take, taken = 20_000_000, BufferPool.take, count()
+
+    def taken_late(pool: BufferPool, tint: int = 0) -> Buffer:
+        if next(taken) % len(CHUNKS):
+            time.sleep(late_ns / 1e9)
+        return take(pool, tint)
+
+    monkeypatch.setattr(BufferPool, "take", taken_late)
+    ref = rig.copy(tier)
+    for op in (Write(ref, Cause.PREFILL), Read(ref, Cause.REUSE)):
+        (leg,) = rig.perform(op).legs
+        late = late_ns * (len(CHUNKS) - 1)
+        assert leg.total_ns == leg.finished_ns - leg.started_ns
+        assert leg.total_ns - leg.device_ns >= late
+    target = next(each for each in Tier if each is not tier)
+    reading, writing = rig.move(ref, rig.twin(ref, target)).legs
+    assert reading.total_ns - reading.device_ns >= late
+    assert reading.aside_ns <= writing.device_ns == writing.total_ns
 
 
 @pytest.mark.parametrize("tier", Tier)
