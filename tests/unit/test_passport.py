@@ -403,8 +403,7 @@ FAULTS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
     "the raw device goes away": ("V28", "suspect", {
         "stack.feet": [foot("disk", "raw device", "nvme0n1")],
         "stack.later": {"feet": [foot("unseen", "raw device", "259:0")]}},
-        "nvme0n1 went away while the run went on: from then on operations fail, as io-error and "
-        "read-only on a file system"),
+        "nvme0n1 went away while the run went on: from then on operations fail, as io-error"),
     "the raw device goes away with its node": ("V28", "suspect", {
         "stack.feet": [foot("disk", "raw device", "nvme0n1")],
         "stack.later": {"feet": [foot("ram", "devtmpfs /dev")]}},

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from kv_cache.bench import procfs
 from kv_cache.bench.probes.foreign import (
     MOST_PROCESSES,
     ProcessIo,
@@ -21,6 +24,19 @@ IO = "rchar: 1\nwchar: 2\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_b
 
 def stat_of(pid: int, name: str, parent: int, started: int) -> str:
     return f"{pid} ({name}) S {parent} {' '.join(['0'] * 17)} {started} {' '.join(['0'] * 30)}\n"
+
+
+def test_files_of_processes_are_the_same_natively_and_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a name that is no UTF-8, of a pid that is nobody's, and of none at all."""
+    (tmp_path / "stat").write_bytes(b"1 (\xff) S")
+    paths = [f"/proc/{os.getpid()}/comm", "/proc/0/stat", "/proc", str(tmp_path / "stat")]
+    natively = procfs.texts_of(paths)
+    monkeypatch.setattr(procfs, "library", lambda: "not there")
+    assert procfs.texts_of(paths) == natively
+    assert natively[1:3] == [None, None]
+    assert procfs.texts_of([]) == []
 
 
 def process(

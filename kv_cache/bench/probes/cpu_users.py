@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kv_cache.bench.procfs import ProcessStat, parse_stat, text_of
+from kv_cache.bench.procfs import ProcessStat, parse_stat, texts_of
 
 MOST_PROCESSES = 3
 _TICKS_S = 0.1  # by which counters of ticks may be off
@@ -41,8 +41,8 @@ def snapshot(proc: Path = Path("/proc")) -> Snapshot:
     """Return all processes by pid, about 15 µs each. Everybody may read them, unless /proc is
     mounted with hidepid."""
     pids = [int(name) for name in os.listdir(proc) if name.isdigit()]
-    stats = {pid: text_of(proc / str(pid) / "stat") for pid in pids}
-    return {pid: parse_stat(text) for pid, text in stats.items() if text}
+    stats = texts_of([f"{proc}/{pid}/stat" for pid in pids])
+    return {pid: parse_stat(text) for pid, text in zip(pids, stats, strict=True) if text}
 
 
 def between(

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kv_cache.bench.procfs import parse_pairs, parse_stat, text_of
+from kv_cache.bench.procfs import parse_pairs, parse_stat, texts_of
 
 MOST_PROCESSES = 5
 
@@ -74,8 +74,11 @@ def snapshot(proc: Path = Path("/proc"), *, excluded: Collection[int] | None = N
 
 def snapshot_of(pids: Collection[int], proc: Path = Path("/proc")) -> Snapshot:
     """Return these processes alone, without those that have ended or may not be looked at."""
-    processes = (_process(proc, pid) for pid in pids)
-    return {process.pid: process for process in processes if process is not None}
+    stats = texts_of([f"{proc}/{pid}/stat" for pid in pids])
+    counts = texts_of([f"{proc}/{pid}/io" for pid in pids])
+    pairs = zip(stats, counts, strict=True)
+    processes = [parse_process(stat, io) for stat, io in pairs if stat and io]
+    return {process.pid: process for process in processes}
 
 
 def moved(before: Snapshot, after: Snapshot) -> tuple[int, int] | None:
@@ -133,12 +136,6 @@ def _moved(
 def _same(one: ProcessIo | None, other: ProcessIo) -> bool:
     """Whether both are the same process: a pid is used again."""
     return one is not None and (one.pid, one.started) == (other.pid, other.started)
-
-
-def _process(proc: Path, pid: int) -> ProcessIo | None:
-    """Read one process; None if it has ended or is not ours to look at."""
-    io, stat = text_of(proc / str(pid) / "io"), text_of(proc / str(pid) / "stat")
-    return parse_process(stat, io) if stat and io else None
 
 
 def parse_process(stat: str, io: str) -> ProcessIo:

@@ -26,6 +26,10 @@ MOST_DEPTH = 128
 """Pieces of a call that are in flight at a time, at most."""
 
 
+SMALL_BYTES = 4096
+"""Of a file that `read_files` reads: the kernel tells so much of a process in one call."""
+
+
 class Does(IntFlag):
     """What is done with a piece, as in `transfers.c`."""
 
@@ -344,6 +348,21 @@ def wake_up(loaded: ctypes.CDLL, interval_ns: int, count: int) -> list[int]:
     return [*late_ns, *range(late_ns[-1] - interval_ns, 0, -interval_ns)]
 
 
+def read_files(loaded: ctypes.CDLL, paths: Sequence[str]) -> list[bytes | None]:
+    """Return what is in files of less than `SMALL_BYTES`, None of those that cannot be read, by a
+    thread that asks for the interpreter's lock once and not several times a file."""
+    into = bytearray(SMALL_BYTES * len(paths))
+    lengths = (ctypes.c_int64 * len(paths))()
+    names = b"".join(os.fsencode(path) + b"\0" for path in paths)
+    place = (ctypes.c_char * len(into)).from_buffer(into)
+    loaded.kv_read_files(names, len(paths), place, SMALL_BYTES, lengths)
+    starts = range(0, len(into), SMALL_BYTES)
+    return [
+        None if length < 0 else bytes(into[start : start + length])
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+
+
 @functools.cache
 def library() -> ctypes.CDLL | str:
     """Return the library, or why there is none."""
@@ -357,6 +376,7 @@ def library() -> ctypes.CDLL | str:
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     loaded.kv_transfer.argtypes = (pointer, number, pointer, pointer)
     loaded.kv_wake_up.argtypes = (number, number, pointer)
+    loaded.kv_read_files.argtypes = (ctypes.c_char_p, number, pointer, number, pointer)
     loaded.kv_transfer_by_crew.argtypes = (pointer, pointer, *(number,) * 3, pointer, pointer)
     loaded.kv_ring_hold.argtypes = (pointer, pointer, ctypes.c_uint)
     loaded.kv_transfer_many.argtypes = (pointer, pointer, number, number, pointer, pointer)
