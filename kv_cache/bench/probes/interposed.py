@@ -27,7 +27,7 @@ from typing import IO, Any
 from kv_cache.bench.probes.diskstats import read_flushes
 from kv_cache.bench.probes.pagecache import libc, page_states, resident_pages
 from kv_cache.bench.procfs import text_of
-from kv_cache.core.units import KIB, MIB, NS_PER_S, PAGE_BYTES
+from kv_cache.core.units import KIB, MIB, NS_PER_MS, NS_PER_S, PAGE_BYTES
 
 SYMBOLS = (
     *("fsync", "fdatasync", "msync", "sync_file_range", "syncfs", "sync"),
@@ -58,6 +58,7 @@ _C_LIBRARY = re.compile(
     r"|ld-linux[\w-]*\.so\.\d+|ld64\.so\.\d+"
     r"|ld-musl-[\w-]+\.so\.\d+|libc\.musl-[\w-]+\.so\.\d+"
 )
+_CLOCKS_APART_NS = 10 * NS_PER_MS  # by which two readings may differ where a core is taken away
 _BAD_DESCRIPTOR = 2**31 - 1  # above every limit of open files; Python itself refuses -1
 _TRIES = 3  # a page can be held for a moment by others: only "never" counts
 _FEW_BYTES = 64 * KIB
@@ -370,6 +371,13 @@ def kernel_ns(clock: int = time.CLOCK_MONOTONIC) -> int | None:
     except (OSError, AttributeError):
         return None
     return None if failed else now.seconds * NS_PER_S + now.nanoseconds
+
+
+def is_the_kernels_clock() -> bool:
+    """Return whether the interpreter's clock tells what the kernel's does, or no more is known.
+    What answers in its place is the passport's to name."""
+    kernel = kernel_ns()
+    return kernel is None or abs(time.monotonic_ns() - kernel) < _CLOCKS_APART_NS
 
 
 def _errno_of(call: Callable[[int], None]) -> int:
