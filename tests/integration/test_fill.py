@@ -234,7 +234,7 @@ def test_a_device_that_fails_is_one_sentence_and_leaves_nothing() -> None:
             if done:
                 faults.break_(reads=False)
 
-        with pytest.raises(PlaceError, match=r"the fill failed after .*input/output error"):
+        with pytest.raises(PlaceError, match=r"(?i)the fill failed after .*input/output error"):
             filled(faults.path, capacity=128 * MIB, progress=break_)
         faults.mend()
         assert everything(faults.path) == set()

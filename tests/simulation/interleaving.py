@@ -297,7 +297,8 @@ class Interleaving:
                 assert ops, "an empty transfer"
                 process.effect, process.ops, process.results = ops, (), {}
                 self._perform(process, of_objects(ops))
-            case Compute():
+            case Compute(duration_ns=duration_ns):
+                self.now_ns += duration_ns
                 process.ready = Done(self.now_ns)
             case Await(token=token):
                 process.awaiting = token
