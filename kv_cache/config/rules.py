@@ -1,7 +1,7 @@
 """Rules between the options of a run, where each option alone is fine."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 
@@ -19,6 +19,7 @@ from kv_cache.tiers.objects.place import is_object_url, parse_url
 
 _SPEEDUP = "workload.trace_speedup"
 _SLOWEST = 1e-6
+_THINK = "think_time_range"
 _ZERO_IS = {
     "precondition.size_gib": "twice the capacity",
     "tiers.storage_capacity_gib": "what is free",
@@ -196,16 +197,12 @@ def _check_arrival(config: Config) -> None:
 
 def _check_thinking(config: Config) -> None:
     """Refuse users who neither wait for an answer nor think: they would never stop asking."""
-    law = build_lengths(config.lengths).think_s
-    users = fields(config.user_templates) if law is None else ()
-    longest = {
-        f"user_templates.{user.name}.think_time_range": getattr(
-            config.user_templates, user.name
-        ).think_time_range[1]
-        for user in users
-    }
-    if law is not None:
-        longest["lengths.think_s"] = law.quantile(1.0)
+    law, templates = build_lengths(config.lengths).think_s, asdict(config.user_templates)
+    longest = (
+        {f"user_templates.{name}.{_THINK}": user[_THINK][1] for name, user in templates.items()}
+        if law is None
+        else {"lengths.think_s": law.quantile(1.0)}
+    )
     for path, seconds in longest.items():
         if seconds == 0:
             raise ConfigError(
