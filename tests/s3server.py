@@ -30,7 +30,7 @@ SECRET_KEY = "sEcReT-that-must-never-show-0123456789AB"
 ADMIN_KEY, ADMIN_SECRET = "AKIAADMIN", "of-who-makes-buckets"
 """Of a server of our own. With an administrator's keys it makes buckets by itself."""
 
-_READY_S = 20.0
+_READY_S = 120.0  # as its parts look for each other with pauses that grow, on a busy machine
 
 
 def weed() -> Path | None:
