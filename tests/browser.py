@@ -163,10 +163,12 @@ class Browser:
         return self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters or {}})
 
     def through(self) -> None:
-        """Scroll to the end and back, so that all charts are drawn."""
+        """Scroll to the end and back, so that all charts are drawn: what comes into sight is told
+        with a frame, however long that takes."""
         self.run(
+            "const frame = () => new Promise(r => requestAnimationFrame(r));"
             "for (let y = 0; y < document.body.scrollHeight; y += 600) {"
-            " scrollTo(0, y); await new Promise(r => setTimeout(r, 15)); } scrollTo(0, 0);"
+            " scrollTo(0, y); await frame(); await frame(); } scrollTo(0, 0);"
         )
 
     def screenshot(self, target: Path, *, whole: bool = False) -> Path:
