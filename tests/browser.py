@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.cli import PATIENCE_S
+
 MISSING = next(
     (
         f"{what} is not installed (Debian: apt-get install chromium chromium-driver)"
@@ -80,7 +82,7 @@ class Browser:
         data = None if method != "POST" else json.dumps(body or {}).encode()
         request = urllib.request.Request(self._root + path, data, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             raise BrowserError(error.read().decode(errors="replace")[:2000]) from None
@@ -110,7 +112,7 @@ class Browser:
         """Go to an address and wait for its load event."""
         self._ask("POST", "/url", {"url": address})
 
-    def until(self, condition: str, limit_s: float = 30) -> None:
+    def until(self, condition: str, limit_s: float = PATIENCE_S) -> None:
         """Wait until an expression of the page is true."""
         end_s = time.monotonic() + limit_s
         while not self.run(f"return Boolean({condition})"):

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,10 @@ user_templates:
 """
 
 
+PATIENCE_S = 240.0
+"""What takes some seconds may take so long on a busy machine: a limit ends only what hangs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ran:
     code: int
@@ -141,9 +145,9 @@ def called(cwd: Path, *args: str, **environ: str) -> tuple[int, str, str]:
     return code, printed[0], printed[1]
 
 
-def alone(cwd: Path, *args: str, timeout: float = 120) -> Ran:
+def alone(cwd: Path, *args: str) -> Ran:
     """The same in a process of its own."""
-    return finish(start(cwd, args), cwd, timeout)
+    return finish(start(cwd, args), cwd)
 
 
 @contextlib.contextmanager
@@ -184,9 +188,9 @@ def as_a_process(cwd: Path) -> Iterator[list[str]]:
             printed.append(file.read().decode(errors="backslashreplace"))
 
 
-def finish(process: "subprocess.Popen[str]", cwd: Path, timeout: float = 120) -> Ran:
+def finish(process: "subprocess.Popen[str]", cwd: Path) -> Ran:
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     return _of_run(_ran(cwd, process.returncode, out, err))
@@ -203,6 +207,17 @@ def _of_run(ran: Ran) -> Ran:
     if ran.code == 0 and ran.result is not None and "passport" in ran.own:
         passports.not_compared.append(ran.own)
     return ran
+
+
+def wait_for(there: Callable[[], object]) -> None:
+    """Look until it is so; directories may go while they are looked at."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            if there():
+                return
+        assert time.monotonic() < until_s, "it did not come"
+        time.sleep(0.02)
 
 
 def wait_until_at_work(process: "subprocess.Popen[str]", cpu_s: float = 0.5) -> None:
@@ -225,8 +240,15 @@ def worker_of(process: "subprocess.Popen[Any]") -> int:
 def worker_below(pid: int) -> int:
     """A supervisor's child is of the same command line."""
     above = psutil.Process(pid)
-    same = [child for child in above.children() if child.cmdline() == above.cmdline()]
+    same = [child for child in above.children() if _words_of(child) == above.cmdline()]
     return same[0].pid if same else pid
+
+
+def _words_of(process: psutil.Process) -> list[str] | None:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _takes_signals(pid: int) -> bool:
@@ -246,10 +268,9 @@ def small(cwd: Path, *args: str) -> Ran:
     return run(cwd, *SMALL, "--cache-dir=cache", "--output=R.json", *args)
 
 
-def small_alone(cwd: Path, *args: str, timeout: float = 120) -> Ran:
+def small_alone(cwd: Path, *args: str) -> Ran:
     """The same in a process of its own."""
-    flags = (*SMALL, "--cache-dir=cache", "--output=R.json", *args)
-    return alone(cwd, *flags, timeout=timeout)
+    return alone(cwd, *SMALL, "--cache-dir=cache", "--output=R.json", *args)
 
 
 def anything(directory: Path, pattern: str, count: int = 1) -> bool:

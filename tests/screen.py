@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.cli import worker_of
+from tests.cli import PATIENCE_S, worker_of
 
 _PIECE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|[\r\n]|[^\x1b\r\n]")
 
@@ -116,7 +116,7 @@ class Terminal:
         for row in self.screen.rows:
             del row[columns:]
 
-    def until(self, reached: Callable[["Terminal"], bool], seconds: float = 60) -> bool:
+    def until(self, reached: Callable[["Terminal"], bool], seconds: float = PATIENCE_S) -> bool:
         """Read on until it is so; False where the program ended before."""
         late = time.monotonic() + seconds
         while not reached(self):
@@ -154,7 +154,7 @@ class Terminal:
             if whole:
                 return
 
-    def finish(self, seconds: float = 60) -> tuple[int, str]:
+    def finish(self, seconds: float = PATIENCE_S) -> tuple[int, str]:
         """The exit code, and stdout where it is no terminal."""
         try:
             self.until(lambda _: False, seconds)

@@ -15,7 +15,7 @@ from typing import Any
 
 from kv_cache.core.units import GIB
 from kv_cache.result.chain import seal, sealed_files
-from tests.cli import PROGRAM, ROOT, environment
+from tests.cli import PATIENCE_S, PROGRAM, ROOT, environment
 
 TINY = {
     "run.model": "tiny-1b",
@@ -57,7 +57,7 @@ class Served:
             self.url + path, data, sent, method=method or ("GET" if data is None else "POST")
         )
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 content, status = answer.read(), answer.status
         except urllib.error.HTTPError as error:
             content, status = error.read(), error.code
@@ -70,7 +70,7 @@ class Served:
         name: str = started["id"]
         return name
 
-    def ended(self, name: str, limit_s: float = 90) -> dict[str, Any]:
+    def ended(self, name: str, limit_s: float = PATIENCE_S) -> dict[str, Any]:
         """Wait for the end of a run; return what is known of it."""
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
@@ -118,7 +118,7 @@ def serving(
         yield Served(match[1], results, process)
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=PATIENCE_S)
         if process.stdout is not None:
             process.stdout.close()
         for file in results.glob("*/web.json"):

@@ -29,7 +29,7 @@ from kv_cache.result.chain import seal
 from kv_cache.result.derive import derive
 from kv_cache.result.run import read_run
 from kv_cache.result.verify import judged_again, recheck
-from tests.cli import ROOT
+from tests.cli import PATIENCE_S, ROOT
 
 Document = dict[str, Any]
 
@@ -57,7 +57,7 @@ def real_result(cwd: Path) -> Document:
     told = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "mlperf_wrapper.py"), *words.split()],
-        cwd=cwd, capture_output=True, text=True, timeout=120,
+        cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S,
         env={**os.environ, **told, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,6 +40,7 @@ from kv_cache.tiers.native import (
 )
 from kv_cache.tiers.native.building import build, compiler
 from kv_cache.tiers.payload import Payload
+from tests.cli import wait_for
 
 BUFFER = 256 * KIB
 DEPTH = 8
@@ -461,10 +461,7 @@ def test_a_crew_of_several_callers_moves_what_each_asked_for(tmp_path: Path) -> 
     assert crew_threads() == DEPTH - 1
     del rig, rigs, asked, callers
     gc.collect()
-    until_s = time.monotonic() + 10
-    while crew_threads() and time.monotonic() < until_s:
-        time.sleep(0.01)  # the kernel ends a thread a little after it was joined
-    assert crew_threads() == 0
+    wait_for(lambda: crew_threads() == 0)  # the kernel ends a thread a little after its join
 
 
 def crew_threads() -> int:

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from kv_cache.tiers.nvme import uring
-from tests.cli import SMALL, called, command, environment, prepare, run
+from tests.cli import PATIENCE_S, SMALL, called, command, environment, prepare, run
 from tests.stores import mounted
 
 NO_URING = uring.uring_missing()
@@ -140,7 +140,7 @@ def test_a_limit_on_memory_that_is_too_low_is_named(kib: int, flag: str, tmp_pat
     done = subprocess.run(
         ["bash", "-c", f'ulimit {flag} {kib} -s 8192; exec "$@"', "bash", *run, stacks],
         cwd=tmp_path,
-        env=environment(), capture_output=True, text=True, timeout=60,
+        env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -160,7 +160,7 @@ def test_rings_raise_the_limit_on_open_files_or_it_is_named(
     run = command(*SMALL, *ring, "--cache-dir=cache", "--output=R.json", "--duration=1")
     limited = ["prlimit", f"--nofile=128:{most}", *run]
     done = subprocess.run(
-        limited, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+        limited, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
     sentences = [line for line in done.stderr.splitlines() if line.startswith("kv-cache: ")]
@@ -185,7 +185,7 @@ def test_rings_for_which_memory_may_not_be_locked_are_named(
     without = ("setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock")
     done = subprocess.run(
         [*without, "prlimit", f"--memlock={kib << 10}:{kib << 10}", *run], cwd=tmp_path,
-        env=environment(), capture_output=True, text=True, timeout=60,
+        env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     refused = "need an io_uring each" in done.stderr
     if refused != (code == 2):
@@ -216,7 +216,7 @@ def test_a_limit_on_threads_is_named(most: int, tmp_path: Path) -> None:
     try:
         done = subprocess.run(
             ["bash", "-c", join, "bash", *run], cwd=tmp_path, env=environment(),
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=PATIENCE_S,
         )  # fmt: skip
     finally:
         group.rmdir()

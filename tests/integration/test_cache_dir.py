@@ -14,6 +14,7 @@ import pytest
 from kv_cache.bench.cache_dir import LOCK_NAME, CacheDir
 from kv_cache.bench.owner import OWNER_NAME
 from kv_cache.core.errors import PlaceError
+from tests.cli import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,7 +104,7 @@ def test_a_normal_end_leaves_nothing(tmp_path: Path) -> None:
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     with holder(tmp_path / "c") as (process, _):
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE_S)
     assert tree(tmp_path) == []
 
 
@@ -148,7 +149,7 @@ def test_a_foreign_file_among_the_objects_of_a_killed_run_survives(tmp_path: Pat
 
 def test_runs_that_come_and_go_never_meet_inside(tmp_path: Path) -> None:
     processes = [start(TAKE_TURNS, tmp_path / "c" / "d", tmp_path / "inside") for _ in range(3)]
-    ends = [process.communicate(timeout=120) for process in processes]
+    ends = [process.communicate(timeout=PATIENCE_S) for process in processes]
     assert [errors for _, errors in ends] == ["", "", ""]
     assert sum(int(won) for won, _ in ends) > 0
     # A directory that one created and another uses stays; nothing else does.

@@ -464,7 +464,7 @@ def test_a_signal_in_a_probe_ends_the_search_with_what_there_is(tmp_path: Path) 
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    ran = finish(process, tmp_path, timeout=30)
+    ran = finish(process, tmp_path)
     assert ran.code == 130, ran.err
     assert "Traceback" not in ran.err
     own = ran.own

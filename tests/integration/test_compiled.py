@@ -18,7 +18,7 @@ from kv_cache.app.compiled import MODULES
 from kv_cache.core.errors import UsageError
 from kv_cache.lab.variants import USUAL
 from kv_cache.policy import eviction
-from tests.cli import command, environment
+from tests.cli import PATIENCE_S, command, environment
 
 HARD = """\
 name: hard
@@ -146,7 +146,7 @@ def test_a_compile_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> N
         time.sleep(0.01)
     time.sleep(1.0)  # it has begun; how far it came is all the same
     compiling.terminate()
-    out, err = compiling.communicate(timeout=60)
+    out, err = compiling.communicate(timeout=PATIENCE_S)
     assert (compiling.returncode, out) == (143, "")
     assert "SIGTERM: nothing was kept" in err
     assert not list(cache.iterdir())

@@ -26,6 +26,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.files.cluster_tables import ColumnsFile
 from kv_cache.files.result import Result
 from kv_cache.workload.samples.hashed_traces import mooncake_lines
+from tests.cli import PATIENCE_S
 from tests.traces import ROOT
 
 FILES: dict[str, Any] = {
@@ -264,8 +265,8 @@ def test_no_process_outlives_the_command(tmp_path: Path, number: signal.Signals)
         os.killpg(process.pid, number)
     else:
         process.kill()
-    code_of = process.wait(60)
+    code_of = process.wait(PATIENCE_S)
     assert code_of == (130 if number is signal.SIGINT else -number)
-    psutil.wait_procs(children, timeout=20)
+    psutil.wait_procs(children, timeout=PATIENCE_S)
     assert not [each for each in children if each.is_running()]
     assert output.exists() == (number is signal.SIGINT)

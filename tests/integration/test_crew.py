@@ -6,8 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from kv_cache.installing import install_hint
 from tests.cli import (
     LIGHT,
+    PATIENCE_S,
     SMALL,
     Ran,
     anything,
@@ -27,6 +27,7 @@ from tests.cli import (
     small,
     small_alone,
     start,
+    wait_for,
     worker_below,
     worker_of,
 )
@@ -49,13 +50,6 @@ def rank_file(place: Path, rank: int) -> Any:
 
 def objects(place: Path, rank: int) -> Iterator[Path]:
     return place.glob(f"cache/rank_{rank}/*/*/*.kv")
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come in time"
-        time.sleep(0.02)
 
 
 def both_write(place: Path) -> None:
@@ -248,7 +242,7 @@ def test_ranks_whose_coordinator_is_killed_end_with_their_results(tmp_path: Path
     ranks = children_of(process)
     process.kill()
     process.communicate()
-    psutil.wait_procs(ranks, timeout=30)
+    psutil.wait_procs(ranks, timeout=PATIENCE_S)
     assert not any(rank.is_running() for rank in ranks)
     for rank in range(2):
         told = rank_file(tmp_path, rank)["kv_cache"]
@@ -369,9 +363,9 @@ def test_a_rank_of_mpirun_that_is_killed_ends_all_with_a_result(tmp_path: Path) 
         or _has_open(child, tmp_path / "cache" / "rank_1")
     )
     victim.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode
-    wait_for(lambda: (tmp_path / "R.json").exists(), 30)
+    wait_for(lambda: (tmp_path / "R.json").exists())
     own = read(tmp_path / "R.json")["kv_cache"]
     assert own["crew"]["members"][1]["lost"] == "died"
     names(own, also=UNEQUAL, R1="invalid", R6="invalid")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli import LIGHT, SMALL, finish, small, start
+from tests.cli import LIGHT, PATIENCE_S, SMALL, finish, small, start
 from tests.passports import named, names
 
 SHORT = (*LIGHT, "--duration=1", "--drain=2")
@@ -99,7 +99,7 @@ def test_two_outputs_may_not_be_one_file(tmp_path: Path) -> None:
 
 def scrape(port: int) -> dict[str, Any]:
     parser = pytest.importorskip("prometheus_client.parser")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
     return {family.name: family for family in parser.text_string_to_metric_families(text)}
 

@@ -5,8 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from kv_cache.bench import owner
 from kv_cache.bench.cache_dir import CacheDir, obtainable_bytes
 from kv_cache.bench.owner import OWNER_NAME, Host, Life, life_of, run_identity, this_host
 from kv_cache.core.errors import PlaceError
-from tests.cli import ROOT, SMALL, anything, run
+from tests.cli import ROOT, SMALL, anything, run, wait_for
 from tests.s3server import S3Server, missing, weed
 
 FIRST = 0xEFFFFFFC  # the pid namespace that is no container's
@@ -227,17 +226,10 @@ def _mount(filer: str, point: Path) -> tuple[Path, "subprocess.Popen[bytes]"]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    _await(lambda: point.is_mount() or process.poll() is not None)
+    wait_for(lambda: point.is_mount() or process.poll() is not None)
     if process.poll() is not None:
         pytest.skip("weed mount does not work here")
     return point, process
-
-
-def _await(ready: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
-    while not ready():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
 
 
 @pytest.mark.root
@@ -247,7 +239,7 @@ def test_a_live_run_on_another_mount_of_the_same_storage_loses_nothing(
     """As of two nodes with one file system whose locks stay on each."""
     one, other = mounts
     with in_another_container(one / "c"):
-        _await(lambda: anything(other, f"c/*/{OWNER_NAME}") and anything(other, "c/*/ab/1.kv"))
+        wait_for(lambda: anything(other, f"c/*/{OWNER_NAME}") and anything(other, "c/*/ab/1.kv"))
         with pytest.raises(PlaceError, match="on host other-host"):
             CacheDir(other / "c", run="second")
         assert anything(one, "c/*/ab/1.kv")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from kv_cache.bench.interrupts import Stop
-from tests.cli import SIGNALS, SMALL, anything, command, environment, finish, prepare
+from tests.cli import PATIENCE_S, SIGNALS, SMALL, anything, command, environment, finish, prepare
 from tests.passports import names, says
 
 # A child sends signals for a second while its parent sets, waits and looks.
@@ -50,7 +50,7 @@ def test_signals_in_a_burst_never_stop_the_thread_that_waits_for_them(
     """A plain event has a lock, which a second signal waits for within the handler of the first."""
     done = subprocess.run(
         [sys.executable, "-c", BURST, str(int(number))],
-        env=environment(), capture_output=True, text=True, timeout=60,
+        env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == (f"{code} True True\n", "")
 
@@ -66,7 +66,7 @@ def test_a_stop_wakes_all_who_wait_and_stays_set() -> None:
     stop.set()
     stop.set()
     for thread in waiting:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert woken == [True] * 5
     assert stop.is_set()
     assert stop.wait()
@@ -99,7 +99,7 @@ def test_a_terminal_that_is_closed_ends_the_run_with_its_result(tmp_path: Path) 
         assert process.poll() is None, told
         told += os.read(master, 65536)
     os.close(master)
-    assert process.wait(60) == 143
+    assert process.wait(PATIENCE_S) == 143
     own = json.loads((tmp_path / "R.json").read_bytes())["kv_cache"]
     assert own["status"] == "interrupted"
     names(own, V12="invalid")
@@ -175,7 +175,7 @@ def test_a_sigint_ends_a_command_wherever_it_meets_it(
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"}
     done = subprocess.run(
         command(*argv), cwd=tmp_path, env=environment() | path, capture_output=True, text=True,
-        timeout=60, preexec_fn=not_ignored,
+        timeout=PATIENCE_S, preexec_fn=not_ignored,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
@@ -191,7 +191,7 @@ def test_a_sigint_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"}
     done = subprocess.run(
         command("sim", "--list"), cwd=tmp_path, env=environment() | path, capture_output=True,
-        timeout=60, preexec_fn=ignored,
+        timeout=PATIENCE_S, preexec_fn=ignored,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -206,17 +206,17 @@ def test_a_command_without_a_result_of_its_own_leaves_no_half_written_file(
 ) -> None:
     row = '{"timestamp":%d,"input_length":512,"output_length":9,"hash_ids":[%d]}\n'
     (tmp_path / "long.jsonl").write_text("".join(row % (n, n) for n in range(150_000)))
+    (tmp_path / "ours").mkdir()
     process = subprocess.Popen(
         command("trace", "convert", "long.jsonl", "-o", "ours/long.jsonl"), cwd=tmp_path,
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=not_ignored,
     )  # fmt: skip
-    (tmp_path / "ours").mkdir()
     while not anything(tmp_path, "ours/.*"):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert not out
     assert re.fullmatch(r"(reading trace: .*\n)?", err)  # after 10 s it tells how far it is
     assert process.returncode == code

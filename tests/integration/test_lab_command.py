@@ -30,7 +30,7 @@ from kv_cache.view.markdown import markdown
 from kv_cache.view.parts import Figure, ShownColumn
 from kv_cache.view.terminal import terminal
 from kv_cache.workload.samples.hashed_traces import mooncake_lines
-from tests.cli import ONE_SIGNAL, PROGRAM, ROOT, start, wait_until_at_work
+from tests.cli import ONE_SIGNAL, PATIENCE_S, PROGRAM, ROOT, start, wait_until_at_work
 from tests.traces import real_trace
 
 
@@ -509,7 +509,7 @@ def test_a_signal_ends_it_with_one_sentence_and_writes_nothing(
     )  # fmt: skip
     wait_until_at_work(process)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (code, "")
     assert err == f"kv-cache: lab: {signal.Signals(number).name}: nothing is written\n"
     assert not list(tmp_path.glob("[Ll].*"))

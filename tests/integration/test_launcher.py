@@ -21,12 +21,21 @@ from kv_cache.cli.wrapper import read as read_call
 from kv_cache.config.load import load_config
 from kv_cache.core.units import GIB
 from kv_cache.metrics.histogram import Histogram, merged
-from tests.cli import LIGHT, PROGRAM, ROOT, anything, as_a_process, small, worker_of
+from tests.cli import (
+    LIGHT,
+    PATIENCE_S,
+    PROGRAM,
+    ROOT,
+    anything,
+    as_a_process,
+    small,
+    wait_for,
+    worker_of,
+)
 from tests.passports import names
 
 WRAPPER = ROOT / "mlperf_wrapper.py"
 STAMP = "20260401_120000"
-ABORT_S = 60.0  # launchers wait for 5 s after their signal, but this machine may be slow
 
 _YAML = """
 io: {buffer_mib: 1, load_buffers: 16, store_buffers: 16, threads: 4}
@@ -73,7 +82,7 @@ def start(
 
 def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == code, (out, err)
@@ -423,13 +432,6 @@ def test_bad_calls_of_the_wrapper_are_refused_and_leave_nothing(
 # --- the end that comes from outside -----------------------------------------------------------
 
 
-def wait_for(condition: Callable[[], Any], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come in time"
-        time.sleep(0.02)
-
-
 def objects(place: Path) -> Iterator[Path]:
     return place.glob("cache/rank_*/*/*/*.kv")
 
@@ -446,9 +448,9 @@ def test_a_signal_through_the_wrapper_leaves_a_result_in_time(
 ) -> None:
     environ = None if rank is None else rank_environ(OPEN_MPI, rank, 2)
     process = start(place, WRAPPER, july(1, more=""), environ)
-    wait_for(lambda: any(objects(place)), 60)
+    wait_for(lambda: any(objects(place)))
     process.send_signal(number)
-    wait_for(lambda: results(place), ABORT_S)
+    wait_for(lambda: results(place))
     finish(process, code)
     result = result_of(place / "out", rank or 0)
     assert result["kv_cache"]["status"] == "interrupted"
@@ -459,7 +461,7 @@ def test_a_signal_through_the_wrapper_leaves_a_result_in_time(
 
 def test_a_result_that_cannot_be_written_is_exit_code_1(place: Path) -> None:
     process = start(place, WRAPPER, july(1, more=""), rank_environ(OPEN_MPI, 0, 1))
-    wait_for(lambda: any(objects(place)), 60)
+    wait_for(lambda: any(objects(place)))
     (place / "out" / "rank_0").rmdir()
     process.send_signal(signal.SIGTERM)
     assert "could not be written" in finish(process, 1)
@@ -478,12 +480,12 @@ def test_a_signal_in_the_delay_ends_it_with_nothing_written(place: Path) -> None
 def test_a_rank_that_is_killed_leaves_its_result_all_the_same(place: Path) -> None:
     output = place / "out" / "kvcache_results_1.json"
     process = start(place, PROGRAM, april(output, duration=60), rank_environ(OPEN_MPI, 0, 2))
-    wait_for(lambda: any(objects(place)), 60)
+    wait_for(lambda: any(objects(place)))
     process.kill()
-    wait_for(output.exists, ABORT_S)
-    process.communicate(timeout=30)
+    wait_for(output.exists)
+    process.communicate(timeout=PATIENCE_S)
     assert read(output)["kv_cache"]["status"] == "interrupted"
-    wait_for(lambda: not (place / "cache").exists(), 20)
+    wait_for(lambda: not (place / "cache").exists())
 
 
 # --- with a real mpirun ------------------------------------------------------------------------
@@ -529,17 +531,17 @@ def test_mpirun_starts_two_ranks(form: str, place: Path) -> None:
 
 def test_ranks_that_mpirun_kills_leave_their_results_in_time(place: Path) -> None:
     process = under_mpirun(place, WRAPPER, july(1, more=""))
-    wait_for(lambda: len({path.parts[-4] for path in objects(place)}) == 2, 60)
+    wait_for(lambda: len({path.parts[-4] for path in objects(place)}) == 2)
     process.send_signal(signal.SIGINT)
-    wait_for(lambda: len(results(place)) == 2, ABORT_S)
-    process.communicate(timeout=30)
+    wait_for(lambda: len(results(place)) == 2)
+    process.communicate(timeout=PATIENCE_S)
     assert {read(path)["kv_cache"]["status"] for path in results(place)} == {"interrupted"}
-    wait_for(lambda: not anything(place, "cache/rank_*"), 20)
+    wait_for(lambda: not anything(place, "cache/rank_*"))
 
 
 def test_the_exit_code_passes_mpirun(place: Path) -> None:
     process = under_mpirun(place, WRAPPER, version_3() + " --model nothing")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
 
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from kv_cache.config.root import options as run_options
 from kv_cache.core.errors import UsageError
 from kv_cache.mlperf.manifest import FINISHED, INTERRUPTED
 from kv_cache.mlperf.tree import Tree, read_tree
-from tests.cli import ONE_SIGNAL, anything, command, environment
+from tests.cli import ONE_SIGNAL, PATIENCE_S, anything, command, environment, wait_for
 from tests.passports import names
 from tests.submission import SMALL, short
 
@@ -46,7 +45,7 @@ def start(cwd: Path, words: str) -> "subprocess.Popen[str]":
 
 def finish(process: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:
     try:
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == code, (out, err)
@@ -133,8 +132,7 @@ def test_a_signal_ends_the_clients_and_keeps_what_there_is(
     number: int, code: int, place: Path
 ) -> None:
     process = start(place, f"--shorten 60 --clients 2 -- {FLAGS}")
-    for rank in range(2):
-        wait_for(lambda rank=rank: anything(place, f"cache/rank_{rank}/*/*/*.kv"))
+    wait_for(lambda: all(anything(place, f"cache/rank_{rank}/*/*/*.kv") for rank in range(2)))
     process.send_signal(number)
     out, err = finish(process, code)
     assert "INVALID: option 1, 2, 3" in out
@@ -146,13 +144,6 @@ def test_a_signal_ends_the_clients_and_keeps_what_there_is(
     assert sum(flaw.kind == "unfinished" for flaw in tree.flaws) == 2
     assert short_of(tree) == ENDED
     assert not list((place / "cache").glob("rank_*"))
-
-
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not come in time"
-        time.sleep(0.05)
 
 
 def test_a_rank_that_fails_ends_its_trial_and_gives_up_its_option(place: Path) -> None:
@@ -173,8 +164,7 @@ def test_a_rank_that_fails_ends_its_trial_and_gives_up_its_option(place: Path) -
 
 def test_any_rank_that_dies_ends_the_others_of_its_trial_at_once(place: Path) -> None:
     process = start(place, f"--shorten 60 --option 1 --trials 1 --clients 2 -- {FLAGS}")
-    for rank in range(2):
-        wait_for(lambda rank=rank: anything(place, f"cache/rank_{rank}/*/*/*.kv"))
+    wait_for(lambda: all(anything(place, f"cache/rank_{rank}/*/*/*.kv") for rank in range(2)))
     clients = {psutil.Process(pid).environ()["PMI_RANK"]: pid for pid in children_of(process.pid)}
     os.kill(clients["1"], signal.SIGKILL)
     _, err = finish(process, 1)
@@ -306,8 +296,7 @@ def children_of(pid: int) -> list[int]:
 
 def test_a_driver_that_is_killed_leaves_no_client_at_work(place: Path) -> None:
     process = start(place, f"--shorten 60 --option 1 --trials 1 --clients 2 -- {FLAGS}")
-    for rank in range(2):
-        wait_for(lambda rank=rank: anything(place, f"cache/rank_{rank}/*/*/*.kv"))
+    wait_for(lambda: all(anything(place, f"cache/rank_{rank}/*/*/*.kv") for rank in range(2)))
     clients = children_of(process.pid)
     process.kill()
     process.communicate()

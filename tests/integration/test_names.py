@@ -14,7 +14,7 @@ from kv_cache.cli import main as kv_cache
 from kv_cache.config.load import load_config
 from kv_cache.core.errors import ConfigError
 from kv_cache.core.text import to_json
-from tests.cli import ROOT, SMALL, command, environment, prepare
+from tests.cli import PATIENCE_S, ROOT, SMALL, command, environment, prepare
 
 BYTES = b"caf\xe9"
 NAME = os.fsdecode(BYTES)
@@ -34,7 +34,7 @@ def in_private_mounts(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     if done.returncode and ("unshare:" in done.stderr or "mount:" in done.stderr):
         pytest.skip(f"no private mounts here: {done.stderr.strip()}")

@@ -16,6 +16,7 @@ import pytest
 from benchmarks.devices import NBD_TOOLS, THROTTLED_RULES, Faults, faulty_directory, why_not
 from kv_cache.cli import console
 from tests.cli import (
+    PATIENCE_S,
     SMALL,
     anything,
     command,
@@ -23,6 +24,7 @@ from tests.cli import (
     finish,
     prepare,
     start,
+    wait_for,
     wait_until_at_work,
     worker_of,
 )
@@ -70,7 +72,7 @@ def ended(process: Any) -> tuple[int, str]:
     """Exit code and stderr; a child that is left behind keeps the pipes open, so they are closed
     by hand."""
     try:
-        code = process.wait(120)
+        code = process.wait(PATIENCE_S)
         told = b""
         os.set_blocking(process.stderr.fileno(), False)
         while part := _read(process.stderr.fileno()):
@@ -123,10 +125,7 @@ def test_a_device_that_never_answers_ends_the_run_with_its_result_and_is_named(
 
 
 def until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while not gone(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: gone(pid))
 
 
 @needs_device

@@ -17,7 +17,7 @@ import pytest
 
 from kv_cache.app.verify import VerifyOptions, verify
 from kv_cache.cli import main
-from tests.cli import SMALL, command, environment, prepare, small_alone
+from tests.cli import PATIENCE_S, SMALL, command, environment, prepare, small_alone
 from tests.stores import mounted
 
 VIRTUAL = [*SMALL, "--virtual-time", "--max-requests=20"]
@@ -249,7 +249,7 @@ def test_a_run_whose_standard_files_are_closed_leaves_its_result(
     run = command(*SMALL, "--virtual-time", "--output=R.json")
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *run],
-        cwd=tmp_path, env=environment(), capture_output=True, timeout=120,
+        cwd=tmp_path, env=environment(), capture_output=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert verify(VerifyOptions(result=str(tmp_path / "R.json"))).intact
@@ -261,7 +261,7 @@ def test_where_stdout_takes_no_more_one_sentence_says_so(words: list[str], tmp_p
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             command(*words), cwd=tmp_path, env=environment(), stdout=full,
-            stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+            stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
     assert done.returncode == 1
     assert "Traceback" not in done.stderr

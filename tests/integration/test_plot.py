@@ -11,7 +11,7 @@ from kv_cache.cli import main
 from kv_cache.installing import install_hint
 from kv_cache.result.chain import seal
 from tests import trials
-from tests.cli import as_a_process, environment, small
+from tests.cli import PATIENCE_S, as_a_process, environment, small
 
 pytest.importorskip("matplotlib")
 
@@ -31,7 +31,7 @@ def plot(cwd: Path, *args: str) -> tuple[int, str, str]:
 
 def ran(cwd: Path, words: list[str]) -> tuple[int, str, str]:
     done = subprocess.run(
-        words, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120
+        words, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S
     )
     return done.returncode, done.stdout, done.stderr
 

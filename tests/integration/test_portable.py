@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import ROOT, SMALL, environment, prepare
+from tests.cli import PATIENCE_S, ROOT, SMALL, environment, prepare
 
 ELSEWHERE = ROOT / "tests" / "elsewhere.py"
 PORTABLE = ("config", "files", "lab", "metrics", "result", "sim", "view", "workload")
@@ -17,7 +17,7 @@ PORTABLE = ("config", "files", "lab", "metrics", "result", "sim", "view", "workl
 def elsewhere(cwd: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, str(ELSEWHERE), *arguments],
-        cwd=cwd, env=environment(), capture_output=True, text=True, check=False, timeout=120,
+        cwd=cwd, env=environment(), capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
 
 

@@ -14,7 +14,18 @@ import pytest
 
 from kv_cache.core.text import as_json
 from kv_cache.result.chain import seal
-from tests.cli import SMALL, Ran, anything, environment, finish, prepare, run, small, start
+from tests.cli import (
+    PATIENCE_S,
+    SMALL,
+    Ran,
+    anything,
+    environment,
+    finish,
+    prepare,
+    run,
+    small,
+    start,
+)
 from tests.covering import by_day
 from tests.integration.test_runs import sound
 from tests.integration.test_series import assert_in_order, assert_sums, windows_of
@@ -163,10 +174,8 @@ def test_a_signal_during_the_fill_leaves_a_result_and_no_file(
          "--precondition-size-gb=60", *more],
     )  # fmt: skip
     wait_for("*/*/fill-*.kv", tmp_path / "cache", process)
-    asked = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    ran = finish(process, tmp_path, timeout=60)
-    assert time.monotonic() - asked < 20
+    ran = finish(process, tmp_path)
     assert ran.code == 143, ran.err
     assert ran.own["status"] == "interrupted"
     fill = ran.own["preconditioning"]["fill"]
@@ -190,7 +199,7 @@ def test_a_signal_during_a_round_leaves_a_result_and_no_file(
     )
     wait_for("*/*/[0-9a-f][0-9a-f]*.kv", tmp_path / "cache", process)  # objects: no fill or probe
     process.send_signal(signal.SIGINT)
-    ran = finish(process, tmp_path, timeout=60)
+    ran = finish(process, tmp_path)
     assert ran.code == 130, ran.err
     own = ran.own
     assert own["status"] == "interrupted"
@@ -229,7 +238,7 @@ def test_a_worker_that_dies_in_a_round_ends_it_with_exit_code_1_and_a_result(
     done = subprocess.run(
         [sys.executable, str(script), *words, *SMALL, "--cache-dir=cache", "--output=R.json",
          *FILL, "--max-rounds=2", "--round=5", *more],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from kv_cache.cli import main
 from kv_cache.config.hardware import HEADER, read_hardware
 from kv_cache.files.environment import Reader, filesystem
 from kv_cache.result.verify import recheck
-from tests.cli import SMALL, command, environment, prepare, small, start
+from tests.cli import PATIENCE_S, SMALL, command, environment, prepare, small, start, wait_for
 from tests.cli import run as program
 
 FEW = (
@@ -126,7 +125,7 @@ def test_predict_moves_nothing_and_says_the_same_in_every_process(
                 "--generation-mode=none", "--output=P.json", "--no-progress",
             ),
             cwd=place, env={**environment(), "PYTHONHASHSEED": seed}, capture_output=True,
-            text=True, timeout=120,
+            text=True, timeout=PATIENCE_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         document = json.loads((place / "P.json").read_bytes())
@@ -249,12 +248,9 @@ def test_a_signal_leaves_no_profile_and_no_files(tmp_path: Path) -> None:
     args = ("calibrate", "--cache-dir=cache", "--output=hw.yaml", "--no-dram", "--seconds=300",
             "--size-gib=0.1", "--sizes-mib=1", "--concurrency=1")  # fmt: skip
     with start(tmp_path, args) as process:
-        until = time.monotonic() + 30
-        while not any((tmp_path / "cache").rglob("*.kv")):
-            assert time.monotonic() < until, "it never began"
-            time.sleep(0.02)
+        wait_for(lambda: any((tmp_path / "cache").rglob("*.kv")))
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 143, err
     assert "no hardware profile is written" in out
     assert [p.name for p in tmp_path.iterdir()] == ["small.yaml"]

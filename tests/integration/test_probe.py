@@ -3,10 +3,8 @@
 import shutil
 import signal
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ from kv_cache.core.units import KIB, MIB, MISSING, PAGE_BYTES
 from kv_cache.files.environment import Reader, filesystem
 from kv_cache.sim.profile_model import ProfileModel
 from kv_cache.tiers import native
-from tests.cli import ONE_SIGNAL, called, command, environment, small
+from tests.cli import ONE_SIGNAL, PATIENCE_S, called, command, environment, small, wait_for
 
 FEW = ("--size-gib=0.05", "--sizes-mib=0.25,1", "--concurrency=2", "--seconds=1")
 
@@ -152,17 +150,10 @@ def test_a_signal_leaves_nothing_behind(
     with start(on_disk, *args, "--seconds=300") as process:
         wait_for(lambda: any((on_disk / "cache").rglob("*.arena.kv")))
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code, err
     assert "no profile is written" in out
     assert tree(on_disk) == ["cache", "cache/mine.txt"]
-
-
-def wait_for(happened: Any) -> None:
-    until = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < until, "it never happened"
-        time.sleep(0.02)
 
 
 def test_after_a_kill_the_next_probe_removes_what_was_left(on_disk: Path) -> None:

@@ -18,6 +18,7 @@ from kv_cache.bench.probes.foreign import culprits, snapshot
 from kv_cache.bench.probes.interposed import look
 from kv_cache.bench.probes.pagecache import resident_pages
 from kv_cache.core.units import MIB
+from tests.cli import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 PATHS = f"{ROOT}:{Path(numpy.__file__).parents[1]}"
@@ -61,7 +62,7 @@ def run_python(
         env=environment | {"PYTHONPATH": PATHS} | variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

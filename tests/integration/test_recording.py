@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import json
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,18 @@ from kv_cache.files.iotrace import COLUMNS
 from kv_cache.result.verify import recheck
 from kv_cache.workload.formats.row import TraceRow
 from kv_cache.workload.formats.trace_files import open_trace
-from tests.cli import LIGHT, SMALL, Ran, finish, one_configuration, prepare, run, small, start
+from tests.cli import (
+    LIGHT,
+    SMALL,
+    Ran,
+    finish,
+    one_configuration,
+    prepare,
+    run,
+    small,
+    start,
+    wait_for,
+)
 from tests.passports import names
 
 Go = Callable[..., Any]
@@ -288,18 +298,11 @@ def readable(path: Path) -> list[TraceRow]:
     return list(open_trace(str(path)).rows())
 
 
-def until(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not there():
-        assert time.monotonic() < deadline, "it never came so far"
-        time.sleep(0.05)
-
-
 def test_a_signal_leaves_a_recording_that_can_be_replayed(tmp_path: Path) -> None:
     flags = [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=60"]
     process = start(tmp_path, [*flags, "--record=asked.jsonl"])
     partial = tmp_path / "asked.jsonl.partial"
-    until(lambda: partial.exists() and partial.stat().st_size > 10_000)
+    wait_for(lambda: partial.exists() and partial.stat().st_size > 10_000)
     process.send_signal(signal.SIGTERM)
     ran = finish(process, tmp_path)
     assert ran.code == 143, ran.err
@@ -319,7 +322,7 @@ def test_a_signal_leaves_whole_lines_of_a_packed_trace(tmp_path: Path) -> None:
     flags = [*SMALL, "--output=R.json", "--duration=86400", "--io-trace-log=ops.csv.gz"]
     process = start(tmp_path, flags)
     partial = tmp_path / "ops.csv.gz.partial"
-    until(lambda: partial.exists() and partial.stat().st_size > 10_000)
+    wait_for(lambda: partial.exists() and partial.stat().st_size > 10_000)
     process.send_signal(signal.SIGINT)
     ran = finish(process, tmp_path)
     assert ran.code == 130, ran.err

@@ -18,6 +18,7 @@ from kv_cache.bench.witness import Witness
 from kv_cache.tiers import native
 from tests.cli import (
     LIGHT,
+    PATIENCE_S,
     SIGNALS,
     SMALL,
     Ran,
@@ -191,16 +192,14 @@ def test_a_run_directory_holds_what_is_needed_to_check_and_repeat(tmp_path: Path
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_ends_the_run_with_a_result(number: int, code: int, tmp_path: Path) -> None:
-    process = start(tmp_path, [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=60"])
+    process = start(tmp_path, [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=600"])
     wait_for_objects(tmp_path / "cache", process)
-    asked = time.monotonic()
     process.send_signal(number)
-    ran = finish(process, tmp_path, timeout=30)
+    ran = finish(process, tmp_path)
     assert ran.code == code
     assert ran.own["status"] == "interrupted"
     assert ran.result["overall_passed"] is False
     assert not (tmp_path / "cache").exists()
-    assert time.monotonic() - asked < 20
 
 
 def test_a_signal_while_populating_ends_the_run_with_a_result(tmp_path: Path) -> None:
@@ -211,7 +210,7 @@ def test_a_signal_while_populating_ends_the_run_with_a_result(tmp_path: Path) ->
     )  # fmt: skip
     wait_for_objects(tmp_path / "cache", process)
     process.send_signal(signal.SIGTERM)
-    ran = finish(process, tmp_path, timeout=60)
+    ran = finish(process, tmp_path)
     assert ran.code == 143
     assert ran.own["status"] == "interrupted"
     assert "summary" not in ran.result
@@ -274,7 +273,7 @@ def test_vanished_and_corrupted_files_are_failed_operations_and_the_run_goes_on(
 
     thread = threading.Thread(target=harm)
     thread.start()
-    ran = finish(process, tmp_path, timeout=60)
+    ran = finish(process, tmp_path)
     end.set()
     names(ran.own, V12="invalid", V22="invalid")
     thread.join()
@@ -308,7 +307,7 @@ def test_a_full_disk_is_counted_and_named_and_the_run_goes_on(tmp_path: Path) ->
             with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(1 << 20))
-            ran = finish(process, tmp_path, timeout=60)
+            ran = finish(process, tmp_path)
             assert ran.code == 0, ran.err
             assert "no-space" in {row["reason"] for row in ran.own["failed_operations"]}
             assert any("no-space" in note for note in ran.own["notes"])
@@ -338,7 +337,7 @@ def test_a_dead_worker_ends_the_run_with_exit_code_1_and_a_result(tmp_path: Path
     words = command(*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=30")
     words[1] = str(script)
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60
+        words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 1, done.stderr
     result = json.loads((tmp_path / "R.json").read_bytes())
@@ -428,7 +427,7 @@ def test_a_signal_while_memory_is_allocated_ends_the_run_with_a_result(tmp_path:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    ran = finish(process, tmp_path, timeout=60)
+    ran = finish(process, tmp_path)
     assert ran.code == 143, ran.err
     assert ran.own["status"] == "interrupted"
     assert ran.result["overall_passed"] is False
@@ -551,7 +550,7 @@ def test_a_defect_in_the_midst_of_a_run_ends_it_loudly_and_never_hangs(tmp_path:
             "--storage-capacity-gb=0.1", "--config=behind.yaml"]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", DEFECT, *one_configuration(args)],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 1
     assert "RuntimeError: a defect" in done.stderr

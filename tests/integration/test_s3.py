@@ -360,7 +360,7 @@ def test_a_bucket_that_vanishes_and_a_server_that_dies_end_in_a_result(
     assert reason(lambda: tap.read(0, buffer.view)) in ("unreachable", "connection-lost")
     assert reason(lambda: put(store, copy(MIB), buffer.view)) == "unreachable"
     assert time.monotonic() - began < 10
-    ran = finish(process, tmp_path, timeout=60)
+    ran = finish(process, tmp_path)
     assert ran.code == 0, ran.err
     reasons = {row["reason"] for row in ran.own["failed_operations"]}
     assert reasons & {"unreachable", "connection-lost", "vanished", "no-such-bucket"}

@@ -213,7 +213,7 @@ def test_a_signal_in_the_middle_gives_a_result(tmp_path: Path) -> None:
     wait_for_objects(tmp_path / "cache", process, count=20)
     time.sleep(1)
     process.send_signal(signal.SIGINT)
-    ran = finish(process, tmp_path, timeout=30)
+    ran = finish(process, tmp_path)
     assert ran.code == 130, ran.err
     own = ran.own
     assert own["status"] == "interrupted"

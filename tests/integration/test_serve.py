@@ -28,7 +28,7 @@ from kv_cache.web.feed import MOST_WATCHERS
 from kv_cache.web.guard import MOST_JSON_BYTES, MOST_UPLOAD_BYTES
 from kv_cache.web.index import INDEX
 from kv_cache.web.trends import trend_of
-from tests.cli import PROGRAM, ROOT, environment
+from tests.cli import PATIENCE_S, PROGRAM, ROOT, environment, wait_for
 from tests.serving import TINY, Served, serving, write_months
 
 SHORT = {**TINY, "run.duration_s": "2"}
@@ -45,7 +45,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def events(server: Served, name: str, headers: dict[str, str] | None = None) -> list[Any]:
     """All events of a run until its end."""
     address = urlsplit(server.url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+    connection = http.client.HTTPConnection(
+        address.hostname or "", address.port, timeout=PATIENCE_S
+    )
     connection.request("GET", f"/runs/{name}/events", headers=headers or {})
     answer = connection.getresponse()
     assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -57,10 +59,7 @@ def events(server: Served, name: str, headers: dict[str, str] | None = None) -> 
 
 def begun(server: Served, name: str) -> None:
     """Wait until a run has its directory, which it makes when it has its storage."""
-    until = time.monotonic() + 30
-    while not list((server.results / name).glob("out/run-*")):
-        assert time.monotonic() < until, server.ask(f"/runs/{name}")
-        time.sleep(0.1)
+    wait_for(lambda: list((server.results / name).glob("out/run-*")))
 
 
 def test_a_run_leaves_the_files_of_the_command_line_and_shows_its_command(served: Served) -> None:
@@ -297,7 +296,9 @@ def test_of_two_uploads_of_one_name_at_once_one_is_kept_whole(served: Served) ->
     pieces = (b"a,b\n", b"c,d\n")
     connections = []
     for piece in pieces:
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+        connection = http.client.HTTPConnection(
+            address.hostname or "", address.port, timeout=PATIENCE_S
+        )
         connection.putrequest("POST", "/traces?name=twice.csv")
         connection.putheader("Content-Type", "application/octet-stream")
         connection.putheader("Content-Length", str(2000 * len(piece)))
@@ -351,7 +352,9 @@ def test_a_simulation_is_started_with_instances_of_its_own(served: Served) -> No
 
 def raw(server: Served, head: str, body: bytes = b"") -> bytes:
     address = urlsplit(server.url)
-    with socket.create_connection((address.hostname or "", address.port or 0), timeout=30) as sock:
+    with socket.create_connection(
+        (address.hostname or "", address.port or 0), timeout=PATIENCE_S
+    ) as sock:
         sock.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
         answer = b""
         while part := sock.recv(65536):
@@ -456,7 +459,9 @@ def test_a_thousand_connections_that_say_nothing_keep_nobody_out(served: Served)
     address = urlsplit(served.url)
     with ExitStack() as stack:
         for _ in range(1000):
-            sock = socket.create_connection((address.hostname or "", address.port or 0), timeout=30)
+            sock = socket.create_connection(
+                (address.hostname or "", address.port or 0), timeout=PATIENCE_S
+            )
             stack.enter_context(sock)
         assert served.ask("/runs")[0] == 200
     limit = int(re.findall(r"Max open files\s+(\d+)",

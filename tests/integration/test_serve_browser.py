@@ -28,7 +28,7 @@ pytest.importorskip("axe_core_python")
 from kv_cache.web.serve_options import ServeOptions
 from tests import browser
 from tests.browser import DESKTOP, PHONE, Browser
-from tests.cli import ROOT
+from tests.cli import PATIENCE_S, ROOT
 from tests.serving import TINY, Served, end, serving, write_months
 
 pytestmark = [
@@ -154,7 +154,7 @@ def test_the_form_shows_command_yaml_help_and_the_nearest_name(
     find_option(window, "erase-device")
     window.until("document.getElementById('all-tiers.erase_device')?.disabled")
     window.click("#plan")
-    window.until("document.querySelector('#planned').textContent.includes('with real I/O')", 60)
+    window.until("document.querySelector('#planned').textContent.includes('with real I/O')")
     keep(window, "checked")
 
 
@@ -185,7 +185,7 @@ def test_instances_are_drawn_up_one_by_one(served: Served, window: Browser) -> N
     keep(window, "instances")
     window.click("#go")
     name = started(window)
-    window.until("document.querySelector('#output')", 60)
+    window.until("document.querySelector('#output')")
     assert served.ask(f"/runs/{name}")[1]["results"][0]["kind"] == "sim"
     assert "gpu-b" in (served.results / "scenarios/mine.yaml").read_text()
     window.run("document.querySelector('.look').open = true")
@@ -223,7 +223,7 @@ def test_a_run_is_watched_and_stopped_with_its_result(served: Served, window: Br
     )
     assert lengths == [600] * 4
     window.click("#stop")
-    window.until("document.querySelector('#output')?.textContent.includes('interrupted')", 60)
+    window.until("document.querySelector('#output')?.textContent.includes('interrupted')")
     assert "The run's page" in window.run("return document.querySelector('#after').textContent")
     keep(window, "ended")
 
@@ -235,7 +235,7 @@ def test_the_list_of_runs_follows_what_begins_and_ends(served: Served, window: B
     row = f"document.querySelector('#runs a[href$=\"{name}\"]')?.closest('tr').textContent"
     window.until(f"{row}?.includes('running')")
     served.ask(f"/runs/{name}", method="DELETE")
-    window.until(f"{row} && !{row}.includes('running')", 60)
+    window.until(f"{row} && !{row}.includes('running')")
 
 
 def test_a_page_that_was_left_before_it_was_there_asks_for_nothing_more(
@@ -260,10 +260,10 @@ def test_a_simulation_shows_the_series_of_what_has_ended_while_it_goes_on(
 ) -> None:
     name = served.start("sim", scenario="single-node", preset="smoke", seeds="100")
     window.visit(f"{served.url}/#/run/{name}")
-    window.until("document.querySelector('.look canvas')", 90)
+    window.until("document.querySelector('.look canvas')")
     assert "running" in window.run("return document.querySelector('#state').textContent")
     end(served.ask(f"/runs/{name}")[1]["pid"])
-    window.until("document.querySelector('#output')", 60)
+    window.until("document.querySelector('#output')")
 
 
 def test_the_one_run_of_a_simulation_shows_its_series_and_its_latest_events_as_it_goes_on(
@@ -278,8 +278,8 @@ def test_the_one_run_of_a_simulation_shows_its_series_and_its_latest_events_as_i
     name = served.start("sim", scenario=str(scenario), events="events.jsonl")
     window.visit(f"{served.url}/#/run/{name}")
     opened = "[...document.querySelectorAll('.look')].map(d => d.innerText).join()"
-    window.until("document.querySelector('.look canvas')", 90)
-    window.until(f"{opened}.includes('Event log so far')", 90)
+    window.until("document.querySelector('.look canvas')")
+    window.until(f"{opened}.includes('Event log so far')")
     shown = window.run(f"return {opened}")
     assert "Series so far" in shown
     assert "The latest 200 lines." in shown
@@ -287,12 +287,12 @@ def test_the_one_run_of_a_simulation_shows_its_series_and_its_latest_events_as_i
     first = json.loads(window.run(f"return {last}"))
     window.run("const s = document.querySelector('.look select'); s.value = 'decoding';"
                "s.dispatchEvent(new Event('change')); s.focus(); window.pick = s;")  # fmt: skip
-    window.until(f"JSON.parse({last}).at_ms > {first['at_ms']}", 60)
+    window.until(f"JSON.parse({last}).at_ms > {first['at_ms']}")
     assert window.run("return document.activeElement === window.pick && window.pick.value")
     assert "running" in window.run("return document.querySelector('#state').textContent")
     keep(window, "simulating")
     window.click("#stop")
-    window.until("document.querySelector('#output')", 60)
+    window.until("document.querySelector('#output')")
     assert served.ended(name)["state"] == "stopped"
 
 
@@ -309,10 +309,10 @@ def test_a_search_for_the_capacity_shows_the_loads_that_it_has_tried(
     }
     name = served.start("capacity", **values)
     window.visit(f"{served.url}/#/run/{name}")
-    window.until("!document.querySelector('#tried')?.hidden", 90)
+    window.until("!document.querySelector('#tried')?.hidden")
     window.until("document.querySelector('#tried canvas')")
     keep(window, "searching")
-    window.until("document.querySelector('#output')", 120)
+    window.until("document.querySelector('#output')")
 
 
 def test_a_page_says_that_its_server_is_gone_and_goes_on_with_the_next(
@@ -322,16 +322,16 @@ def test_a_page_says_that_its_server_is_gone_and_goes_on_with_the_next(
         port = urlsplit(first.url).port
         name = first.start(**TINY, **{"run.duration_s": "120"})
         window.visit(f"{first.url}/#/run/{name}")
-        window.until("window.charts?.load.data[0].length > 2", 60)
+        window.until("window.charts?.load.data[0].length > 2")
         first.process.kill()
-        first.process.wait(timeout=10)
+        first.process.wait(timeout=PATIENCE_S)
         window.until("document.querySelector('#lost').textContent.includes('does not answer')")
         seen = window.run("return charts.load.data[0].length")
         with serving(tmp_path, f"--port={port}") as second:
-            window.until(f"charts.load.data[0].length > {seen}", 60)
+            window.until(f"charts.load.data[0].length > {seen}")
             window.until("!document.querySelector('#lost').textContent")
             second.ask(f"/runs/{name}", method="DELETE")
-            window.until("document.querySelector('#output')", 60)
+            window.until("document.querySelector('#output')")
     window.complaints()  # of the connection that was refused
 
 
@@ -347,9 +347,9 @@ def test_a_sweep_shows_its_cells_as_they_end(
     }))  # fmt: skip
     name = served.start("sweep", grid=str(grid))
     window.visit(f"{served.url}/#/run/{name}")
-    window.until("document.querySelector('#after h3')?.textContent === 'Left so far'", 60)
-    window.until("document.querySelectorAll('#after a').length > 0", 60)
-    window.until("document.querySelector('#output')", 240)
+    window.until("document.querySelector('#after h3')?.textContent === 'Left so far'")
+    window.until("document.querySelectorAll('#after a').length > 0")
+    window.until("document.querySelector('#output')")
     assert "sweep" in window.run("return document.querySelector('#after').textContent")
     assert served.ended(name)["state"] == "done"
 
@@ -381,7 +381,7 @@ def ticking(folder: Path, tick_s: float) -> Iterator[str]:
             yield address[0].rstrip("/")
         finally:
             servers[0].should_exit = True
-            thread.join(timeout=20)
+            thread.join(timeout=PATIENCE_S)
 
 
 @pytest.mark.nightly
@@ -391,7 +391,7 @@ def test_an_hour_of_ticks_makes_nothing_grow(tmp_path: Path, window: Browser) ->
         server = Served(address, tmp_path / "results")
         name = server.start(**TINY, **{"run.duration_s": "120"})
         window.visit(f"{address}/#/run/{name}")
-        window.until("window.charts && charts.load.data[0].length >= 600", 120)
+        window.until("window.charts && charts.load.data[0].length >= 600")
         window.cdp("HeapProfiler.collectGarbage")
         before = window.run("return performance.memory.usedJSHeapSize")
         gc.collect()
@@ -490,10 +490,10 @@ def test_two_drives_one_answer_without_the_terminal(
         fill(window, "output.label", drive)
         window.until(f"document.querySelector('#line').textContent.includes('--label={drive}')")
         window.click("#plan")
-        window.until("document.querySelector('#planned').textContent.includes('GiB free')", 60)
+        window.until("document.querySelector('#planned').textContent.includes('GiB free')")
         window.click("#go")
         served.ended(started(window))
-        window.until("document.querySelector('#output')", 60)
+        window.until("document.querySelector('#output')")
     window.visit(f"{served.url}/#/results")
     window.until("document.querySelectorAll('tbody tr').length >= 5")
     for drive in ("drive-a", "drive-b"):
@@ -527,7 +527,7 @@ def test_a_trace_is_uploaded_and_looked_at(served: Served, window: Browser) -> N
     keep(window, "traces")
     window.click("#upload")
     name = started(window)
-    window.until("document.querySelector('#output')?.textContent.includes('requests')", 60)
+    window.until("document.querySelector('#output')?.textContent.includes('requests')")
     assert served.ask(f"/runs/{name}")[1]["results"][0]["kind"] == "trace-stats"
 
 
@@ -640,4 +640,4 @@ def test_a_run_is_started_with_the_keyboard_alone(served: Served, window: Browse
     assert focus == ["go", "solid"]
     window.press(ENTER)
     started(window)
-    window.until("document.querySelector('#output')?.textContent.includes('num_users')", 60)
+    window.until("document.querySelector('#output')?.textContent.includes('num_users')")

@@ -5,12 +5,10 @@ import json
 import os
 import signal
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +24,7 @@ from benchmarks.devices import (
     why_not,
 )
 from kv_cache.bench.device_mark import devices_of
-from tests.cli import LIGHT, SMALL, called, command, environment, prepare
+from tests.cli import LIGHT, PATIENCE_S, SMALL, called, command, environment, prepare, wait_for
 from tests.serving import TINY, Served, end, serving
 
 NO_LOOPS, NO_NBD = why_not(LOOP_TOOLS), why_not(NBD_TOOLS)
@@ -39,13 +37,6 @@ OTHER = {"KV_CACHE_JOB": ""}
 LONG = {**TINY, "run.duration_s": "120"}
 
 
-def until(condition: Callable[[], Any], limit_s: float = 60) -> None:
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
-
-
 @contextmanager
 def a_run(cwd: Path, cache: Path, **variables: str) -> Iterator["subprocess.Popen[bytes]"]:
     """A run of the command line that has its cache directory."""
@@ -56,13 +47,15 @@ def a_run(cwd: Path, cache: Path, **variables: str) -> Iterator["subprocess.Pope
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        until(lambda: process.poll() is not None or list(cache.glob("kv-cache-run-*/OWNER.json")))
+        wait_for(
+            lambda: process.poll() is not None or list(cache.glob("kv-cache-run-*/OWNER.json"))
+        )
         assert process.poll() is None
         yield process
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE_S)
 
 
 @needs_loops
@@ -134,7 +127,7 @@ def test_of_two_starts_on_one_device_one_is_refused_whoever_runs(tmp_path: Path)
         status, answer = server.ask("/runs", {"command": "run", "values": other})
         assert (status, answer["error"]["kind"]) == (409, "busy")
         assert "another run is using its device loop" in answer["error"]["sentence"]
-        until(lambda: list(device.glob("a/kv-cache-run-*")))
+        wait_for(lambda: list(device.glob("a/kv-cache-run-*")))
         code, _, err = called(tmp_path, "probe", f"--cache-dir={device}/b", **OTHER)
         assert code == 2
         assert "another run is using its device loop" in err
@@ -172,7 +165,7 @@ def test_killed_the_server_leaves_runs_to_end_and_the_next_one_knows_them(tmp_pa
         done = first.start(**TINY, **{"run.duration_s": "2", "run.virtual_time": "true"})
         first.ended(done)
         first.process.send_signal(signal.SIGKILL)
-        first.process.wait(timeout=10)
+        first.process.wait(timeout=PATIENCE_S)
         second = stack.enter_context(serving(tmp_path, words, variables=OTHER))
         _, runs = second.ask("/runs")
         assert {run["id"]: run["state"] for run in runs["runs"]} == {
@@ -191,7 +184,7 @@ def test_killed_the_server_leaves_runs_to_end_and_the_next_one_knows_them(tmp_pa
 
 def until_found(server: Served, name: str, *rules: str) -> list[str]:
     """Watch a run until all these rules have found something; the sentences of then."""
-    with urllib.request.urlopen(f"{server.url}/runs/{name}/events", timeout=60) as events:
+    with urllib.request.urlopen(f"{server.url}/runs/{name}/events", timeout=PATIENCE_S) as events:
         for line in events:
             if line.startswith(b"data: {") and "now" in (event := json.loads(line[6:])):
                 found: list[str] = event["now"]["so_far"]
@@ -211,7 +204,7 @@ def read_by_others(device: Path) -> Iterator[None]:
         yield
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=60)
+        process.wait(timeout=PATIENCE_S)
 
 
 @needs_loops
@@ -230,7 +223,7 @@ def test_what_the_passport_finds_is_said_while_the_run_goes_on(tmp_path: Path) -
             found = until_found(server, name, "V23", "V27")
             assert any("suspect: V23 foreign I/O: others moved" in text for text in found)
             _, run = server.ask(f"/runs/{name}")
-            with urllib.request.urlopen(run["metrics"], timeout=30) as scrape:
+            with urllib.request.urlopen(run["metrics"], timeout=PATIENCE_S) as scrape:
                 text = scrape.read().decode()
             assert 'kv_cache_passport_finding{rule="V27",status="invalid"} 1' in text
             server.ask(f"/runs/{name}/stop", {})
@@ -257,7 +250,7 @@ def hanging(tmp_path: Path, **values: str) -> Iterator[tuple[Served, str, Faults
                 "run.duration_s": "60", "tiers.cpu_mem_gib": "0", "run.num_users": "16",
                 **values,
             })  # fmt: skip
-            until(lambda: len(list(cache.glob("*/*/*.kv"))) >= 5)
+            wait_for(lambda: len(list(cache.glob("*/*/*.kv"))) >= 5)
             faults.pause()
             yield server, name, faults
         finally:
@@ -315,7 +308,7 @@ def test_a_run_on_a_device_that_hangs_is_stopped_and_cancelled(tmp_path: Path, h
 def test_killed_beside_a_hanging_device_the_server_and_the_run_lose_nothing(tmp_path: Path) -> None:
     with hanging(tmp_path, **{"run.duration_s": "3"}) as (server, name, _):
         server.process.kill()
-        server.process.wait(timeout=10)
+        server.process.wait(timeout=PATIENCE_S)
         with serving(tmp_path, variables=OTHER) as second:
             answers(second, name)
             run = second.ended(name)

@@ -6,9 +6,7 @@ import json
 import os
 import re
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable
 from hashlib import sha256
 from importlib.util import find_spec
 from itertools import combinations
@@ -26,7 +24,7 @@ from kv_cache.sim.cluster.facts import facts
 from kv_cache.sim.cluster.prefix_chain import PrefixChain
 from kv_cache.sim.cluster.simulate import simulate
 from kv_cache.sim.cluster.sources import build_source
-from tests.cli import ONE_SIGNAL, command, environment, run, start
+from tests.cli import ONE_SIGNAL, PATIENCE_S, command, environment, run, start, wait_for
 from tests.screen import Terminal
 from tests.traces import real_trace
 
@@ -361,13 +359,6 @@ def test_what_it_wrote_it_may_write_again_and_nothing_else(
 # --- signals ---------------------------------------------------------------------------------
 
 
-def wait_for(there: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not there():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.005)
-
-
 def log_bytes(here: Path) -> int:
     """Of the unfinished event log."""
     return max((path.stat().st_size for path in here.glob(".kv-cache-*.tmp")), default=0)
@@ -379,7 +370,7 @@ def test_a_signal_keeps_the_runs_that_ended(here: Path, number: int, code: int) 
                            "r.csv", "--events", "e.jsonl"])  # fmt: skip
     wait_for(lambda: log_bytes(here) > 300_000)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code, err
     assert f"ended by {signal.Signals(number).name}" in out
     own = json.loads((here / "R.json").read_bytes())["kv_cache"]
@@ -400,7 +391,7 @@ def test_a_signal_before_any_run_has_ended_leaves_nothing(here: Path) -> None:
     process = start(here, ["sim", "long.yaml", "--output", "R.json", "--events", "e.jsonl"])
     wait_for(lambda: log_bytes(here) > 100_000)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, "")
     assert err == "kv-cache: interrupted before any run had ended; nothing is written\n"
     assert sorted(path.name for path in here.iterdir()) == ["long.yaml", "pool.yaml", "small.yaml"]

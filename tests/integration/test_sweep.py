@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,17 @@ import pytest
 from kv_cache.core.text import as_json
 from kv_cache.installing import install_hint
 from kv_cache.result.chain import seal, sealed_files
-from tests.cli import PROGRAM, anything, called, environment, prepare, run, start
+from tests.cli import (
+    PATIENCE_S,
+    PROGRAM,
+    anything,
+    called,
+    environment,
+    prepare,
+    run,
+    start,
+    wait_for,
+)
 
 VIRTUAL = """
 config: small.yaml
@@ -107,20 +116,13 @@ def test_a_cell_that_fails_is_a_row_and_the_sweep_goes_on(tmp_path: Path) -> Non
     wait_for(lambda: any((tmp_path / "D").glob("cell-001*/trial1/exit_code")))
     shutil.rmtree(place, ignore_errors=True)
     place.write_text("in the way")
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     rows = [run for cell in own(tmp_path)["cells"] for run in cell["runs"]]
     assert [row["status"] for row in rows] == ["finished", "failed"]
     assert rows[1]["exit_code"] == 2
     assert "cache" in rows[1]["message"]
     assert "! cell 2, run 1: failed, exit code 2" in out
-
-
-def wait_for(reached: Any, seconds: float = 60) -> None:
-    late = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < late, "it did not come"
-        time.sleep(0.02)
 
 
 def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on_later(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on_later(tmp_path: Path
     wait_for(lambda: any((tmp_path / "D").glob("cell-001*/trial1/exit_code")))
     wait_for(lambda: anything(tmp_path / "cache", "kv-cache-run-*/*"))
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     found = own(tmp_path)
     assert (found["status"], found["interrupted"]) == ("interrupted", "SIGINT")
@@ -291,14 +293,15 @@ def test_cells_are_spread_over_the_ranks_of_mpi(tmp_path: Path) -> None:
     done = subprocess.run(
         [*ranks, "3", sys.executable, str(PROGRAM), "sweep", "grid.yaml", "--results-dir=D"],
         cwd=tmp_path, env={**environment(), "PYTHONWARNINGS": "default"}, capture_output=True,
-        text=True, timeout=120, check=False,
+        text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Sweep: FINISHED. 2 cells, 2 of 2 runs finished.")
     assert own(tmp_path)["workers"] == 2
     refused = subprocess.run(
         [*ranks, "2", sys.executable, str(PROGRAM), "sweep", "none.yaml", "--results-dir=D"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
+        check=False,
     )  # fmt: skip
     assert refused.returncode == 2
     assert refused.stderr.count("kv-cache: none.yaml cannot be read") == 1
@@ -315,7 +318,7 @@ def test_ranks_without_mpi4py_are_told_how_to_get_it(tmp_path: Path) -> None:
         env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{env['PYTHONPATH']}"
         done = subprocess.run(
             [sys.executable, str(PROGRAM), "sweep", "grid.yaml", "--results-dir=D"],
-            cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False,
+            cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         assert done.returncode == 2
         said.append(done.stderr)

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from kv_cache.bench.probes.diskstats import DiskStats, read_diskstats
 from kv_cache.bench.tracing import _PATIENCE_S, Tracer, why_not
 from kv_cache.core.units import KIB
 from kv_cache.metrics.tracing import Bucket, Traced
+from tests.cli import wait_for
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS, SIZE = 256, 128 * KIB
@@ -187,10 +187,7 @@ def test_bpftrace_dies_with_a_process_that_is_killed() -> None:
         (child,) = tracers_below(psutil.Process(holder.pid))
         holder.kill()
         holder.wait()
-        deadline = time.monotonic() + 20
-        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_tracer_that_ends_during_the_run_is_told() -> None:

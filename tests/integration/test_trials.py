@@ -17,7 +17,19 @@ from kv_cache.core.exits import Exit
 from kv_cache.core.text import as_json
 from kv_cache.result.chain import seal
 from kv_cache.result.trials import aggregate, trial_seed
-from tests.cli import LIGHT, SMALL, Ran, anything, environment, finish, prepare, run, small, start
+from tests.cli import (
+    LIGHT,
+    PATIENCE_S,
+    SMALL,
+    Ran,
+    anything,
+    environment,
+    finish,
+    prepare,
+    run,
+    small,
+    start,
+)
 from tests.passports import names
 
 VIRTUAL = ["--virtual-time", "--duration=3"]
@@ -125,7 +137,7 @@ def test_a_signal_ends_the_series_and_is_told(tmp_path: Path) -> None:
     process = start_trials(tmp_path, "--duration=2")
     gone_and_back(tmp_path / "cache", process)
     process.send_signal(signal.SIGINT)
-    ran = finish(process, tmp_path, timeout=60)
+    ran = finish(process, tmp_path)
     assert ran.code == 130, ran.err
     own = ran.own
     assert own["planned"] == 3
@@ -144,7 +156,7 @@ def test_a_signal_between_two_trials_ends_the_series_and_is_told(tmp_path: Path)
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    ran = finish(process, tmp_path, timeout=60)
+    ran = finish(process, tmp_path)
     assert [row["status"] for row in ran.own["trials"]] == ["finished"]
     assert "trials 2 to 3 have no result" in " ".join(ran.own["passport"]["reasons"])
     assert_ended_early(tmp_path, ran.own)
@@ -208,7 +220,7 @@ def test_a_trial_that_breaks_does_not_take_those_before_with_it(
     done = subprocess.run(
         [sys.executable, str(script), how, *SMALL, "--cache-dir=cache", "--output=R.json",
          "--trials=3", "--max-requests=25"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == code or (code is None and done.returncode), done.stderr
     assert "Traceback" not in done.stderr

@@ -3,7 +3,6 @@
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,16 @@ import pytest
 
 from kv_cache.core.units import MIB, NS_PER_MS
 from kv_cache.files.fio import HEADER
-from tests.cli import ONE_SIGNAL, called, command, environment, small, worker_of
+from tests.cli import (
+    ONE_SIGNAL,
+    PATIENCE_S,
+    called,
+    command,
+    environment,
+    small,
+    wait_for,
+    worker_of,
+)
 from tests.results import document, row, write
 
 needs_fio = pytest.mark.skipif(shutil.which("fio") is None, reason="fio is not installed")
@@ -110,7 +118,7 @@ def interrupted(cwd: Path, number: signal.Signals, code: int, path: str | None =
         try:
             wait_for(lambda: any((cwd / "cache").rglob("reads.*.kv")))
             process.send_signal(number)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
         assert (process.returncode, err) == (code, "")
@@ -124,13 +132,6 @@ def with_fio(cwd: Path, script: str) -> str:
     (place / "fio").write_text(script)
     (place / "fio").chmod(0o755)
     return f"{place}:{environment()['PATH']}"
-
-
-def wait_for(happened: Any) -> None:
-    until = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < until, "it never happened"
-        time.sleep(0.02)
 
 
 def test_a_fio_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_two_drives_with_a_mix_of_sizes_have_a_twin_in_their_own_directories(
                 len(list(tmp_path.glob("[ab]/*/00/reads.kv"))) == 2 or process.poll() is not None
             )
         )
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (0, ""), out
     assert f"fio: 2 s in {places[0]}, {places[1]}\n" in out
     assert tree(tmp_path) == ["R.json"]

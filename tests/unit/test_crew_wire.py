@@ -25,6 +25,7 @@ from kv_cache.crew.coordinator import (
 )
 from kv_cache.crew.seat import comparable
 from kv_cache.crew.wire import Gone, Listener, Wire, addresses_of_this_machine, connect
+from tests.cli import PATIENCE_S
 
 KEY = b"a key that both know"
 
@@ -86,7 +87,7 @@ def test_a_stranger_who_says_nothing_holds_up_nobody(listener: Listener) -> None
 
 
 def test_a_stranger_who_talks_is_sent_away(listener: Listener) -> None:
-    with socket.create_connection(("127.0.0.1", listener.port), timeout=10) as stranger:
+    with socket.create_connection(("127.0.0.1", listener.port), timeout=PATIENCE_S) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
         try:
             while stranger.recv(1000):

@@ -20,7 +20,7 @@ from kv_cache.bench.device_mark import (
     release,
 )
 from kv_cache.core.errors import ConfigError
-from tests.cli import ROOT
+from tests.cli import PATIENCE_S, ROOT
 
 _HOLDER = """
 import os, sys
@@ -58,7 +58,7 @@ def holder(
     ) as process:  # fmt: skip
         assert process.stdout is not None
         if process.stdout.readline() != "held\n":
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE_S)
         try:
             yield process
         finally:
@@ -112,14 +112,14 @@ def test_a_mark_ends_with_its_process(device: str, number: int) -> None:
         with pytest.raises(DeviceInUseError):
             claim(Path("/x"), (device,), JobId("other"))
         one.send_signal(number)
-        one.wait(timeout=30)
+        one.wait(timeout=PATIENCE_S)
         release(claim(Path("/x"), (device,), JobId("other")))
 
 
 def test_what_a_killed_process_was_just_starting_is_waited_for(device: str) -> None:
     with holder(device, {}, _BUSY_CHILD) as one:
         one.kill()
-        one.wait(timeout=30)
+        one.wait(timeout=PATIENCE_S)
         release(claim(Path("/x"), (device,), JobId("other")))
 
 
@@ -135,7 +135,7 @@ def test_a_mark_lasts_as_long_as_somebody_holds_it(device: str) -> None:
         with pytest.raises(DeviceInUseError):
             claim(Path("/x"), (device,), JobId("other"))
         child.kill()
-        child.wait(timeout=30)
+        child.wait(timeout=PATIENCE_S)
     release(claim(Path("/x"), (device,), JobId("other")))
 
 

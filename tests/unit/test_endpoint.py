@@ -23,6 +23,7 @@ from kv_cache.metrics.exposition import CONTENT_TYPE, EDGES_NS, about, expositio
 from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.recorder import Edges, Recorder
 from kv_cache.metrics.window import Gauges, Meter, SaturationLevel, Window
+from tests.cli import PATIENCE_S
 
 LOOPBACK = "127.0.0.1"
 GAUGES = Gauges(
@@ -180,7 +181,7 @@ def serving(tells: Any = lambda: "kv_cache_x 1\n") -> Iterator[Endpoint]:
 
 def ask(url: str, method: str = "GET") -> tuple[int, str, bytes]:
     request = urllib.request.Request(url, method=method)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return answer.status, answer.headers["Content-Type"], answer.read()
 
 

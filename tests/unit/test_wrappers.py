@@ -13,6 +13,7 @@ from kv_cache.core.units import NS_PER_S, PAGE_BYTES
 from kv_cache.tiers.base import Capability, Store
 from kv_cache.tiers.memory import MemoryStore
 from kv_cache.tiers.nvme import open_storage
+from tests.cli import PATIENCE_S
 from tests.stores import (
     BUFFER,
     CAPACITY,
@@ -260,7 +261,7 @@ def test_threads_share_the_link_and_wait_at_the_same_time(store: Store) -> None:
     """None is let through before the bytes of all before it have passed; nobody holds a lock
     while it waits."""
     waits: list[float] = []
-    all_wait = threading.Barrier(4, timeout=30)
+    all_wait = threading.Barrier(4, timeout=PATIENCE_S)
 
     def sleep_s(seconds: float) -> None:
         waits.append(seconds)
