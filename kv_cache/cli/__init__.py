@@ -4,9 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
-from io import TextIOWrapper
 from signal import SIGINT
 
 from kv_cache.core.errors import (
@@ -14,7 +12,6 @@ from kv_cache.core.errors import (
     NoAnswerError,
     UsageError,
     did_you_mean,
-    os_reason,
 )
 from kv_cache.core.exits import Exit
 from kv_cache.installing import NEEDED, missing_hint, stranger_hint
@@ -133,40 +130,14 @@ def rank_of_launcher(argv: Sequence[str]) -> int:
     return rank(argv)
 
 
-def _open_standard_files() -> None:
-    """Open /dev/null where one of the three is closed, as cron and daemons leave them: Python has
-    no stream then, and the next file that is opened would take the number."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            with suppress(OSError):
-                os.fstat(number)
-                continue
-            fd = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-            os.set_inheritable(fd, True)
-            setattr(sys, name, open(fd, "r" if number == 0 else "w"))  # noqa: SIM115
-
-
-def _lost_output() -> str | None:
-    """Return what to say where stdout takes no more, and print nothing there from now on; None
-    where it takes another line: what failed may have left nothing to be flushed."""
-    try:
-        print(flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return (
-            f"standard output takes no more ({os_reason(error)}): what was to be printed is not "
-            "there; free some space, or send it elsewhere"
-        )
-    return None
-
-
 def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     """The console scripts."""
     from kv_cache.bench.ending_signals import EXITS
     from kv_cache.cli.early_signal import end_on, exit_of
+    from kv_cache.cli.streams import lost_output, open_standard_files
 
     end_on(*(EXITS if UNTIL_THE_END.intersection(sys.argv[1:2]) else [SIGINT]))
-    _open_standard_files()
+    open_standard_files()
     if (stranger := stranger_hint()) is not None:
         print(f"kv-cache: {stranger}", file=sys.stderr)
         sys.exit(Exit.REFUSED)
@@ -178,9 +149,6 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
     from kv_cache.bench.address_space import too_little_to_begin
     from kv_cache.bench.process_limits import shortage
 
-    # What is printed may name a mount point, a directory or a variable whose bytes are no UTF-8.
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
     if (limit := too_little_to_begin()) is not None:
         print(f"kv-cache: {limit}", file=sys.stderr)
         sys.exit(Exit.REFUSED)
@@ -190,15 +158,12 @@ def console(entry: Callable[[Sequence[str]], int] = main) -> None:
         _under_a_supervisor(sys.argv[1:], wrapper=entry is not main)
         code = entry(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has seen enough; the result is written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except (MemoryError, SystemError, OSError, RuntimeError, ImportError) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         hint = missing_hint(missing) if missing in NEEDED else shortage(error)
         code = Exit.REFUSED
         if hint is None:
-            hint, code = _lost_output(), Exit.EARLY
+            hint, code = lost_output(), Exit.EARLY
         if hint is None:
             raise
         print(f"kv-cache: {hint}", file=sys.stderr)

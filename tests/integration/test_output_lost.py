@@ -268,3 +268,41 @@ def test_where_stdout_takes_no_more_one_sentence_says_so(words: list[str], tmp_p
     assert "standard output takes no more (no space left on device)" in done.stderr
     if "--virtual-time" in words:
         assert verify(VerifyOptions(result=str(tmp_path / "R.json"))).intact
+
+
+def without_readers(tmp_path: Path, *words: str) -> int:
+    """The exit code of a command whose output nobody reads, as of `2>&1 | head` when it has seen
+    enough."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            command(*words), cwd=tmp_path, env=environment(), stdout=writer, stderr=writer,
+            timeout=120, check=False,
+        ).returncode  # fmt: skip
+    finally:
+        os.close(writer)
+
+
+def test_trials_go_on_to_their_end_when_nobody_reads_what_they_print(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    assert without_readers(tmp_path, *VIRTUAL, "--trials=2", "--output=R.json") == 0
+    found = {path.name for path in tmp_path.glob("R*.json")}
+    assert found == {"R.json", "R.trial1.json", "R.trial2.json"}
+    assert verify(VerifyOptions(result=str(tmp_path / "R.json"))).intact
+
+
+def test_an_exit_code_that_says_no_says_so_when_nobody_reads_why(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    assert without_readers(tmp_path, *VIRTUAL, "--output=R.json") == 0
+    file = tmp_path / "R.json"
+    file.write_text(
+        file.read_text().replace('"requests_completed": 20', '"requests_completed": 21')
+    )
+    with subprocess.Popen(
+        command("verify", "R.json"), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE
+    ) as read:
+        assert read.stdout is not None
+        assert read.stdout.read()
+    assert read.returncode not in (0, None)
+    assert without_readers(tmp_path, "verify", "R.json") == read.returncode

@@ -376,7 +376,8 @@ def test_help_and_version_are_printed_before_anything_is_imported() -> None:
         ours = set(re.findall(r"\| +(kv_cache[\w.]*|numpy|argparse|orjson)\n", done.stderr))
         assert ours == {
             "kv_cache", "kv_cache.cli", "kv_cache.core.exits", "kv_cache.cli.help",
-            "kv_cache.cli.early_signal", "kv_cache.bench", "kv_cache.bench.ending_signals",
+            "kv_cache.cli.early_signal", "kv_cache.cli.streams", "kv_cache.bench",
+            "kv_cache.bench.ending_signals",
             "kv_cache.core", "kv_cache.core.errors", "kv_cache.installing",
         }  # fmt: skip
 
