@@ -43,7 +43,9 @@ class Browser:
         )
         self._root = f"http://127.0.0.1:{self._port()}"
         options = {"args": [*_ARGUMENTS, f"--user-data-dir={home / 'profile'}"]}
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        patience = dict.fromkeys(("script", "pageLoad"), round(1000 * PATIENCE_S))
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"},
+                  "timeouts": patience}  # fmt: skip
         try:
             found = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         except BaseException:
@@ -82,7 +84,7 @@ class Browser:
         data = None if method != "POST" else json.dumps(body or {}).encode()
         request = urllib.request.Request(self._root + path, data, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            with urllib.request.urlopen(request, timeout=2 * PATIENCE_S) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             raise BrowserError(error.read().decode(errors="replace")[:2000]) from None

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import signal
 import socket
 import time
 import urllib.request
@@ -109,31 +111,25 @@ def bytes_moved(found: dict[str, Any], **labels: str) -> float:
     return float(sum(s.value for s in samples if labels.items() <= s.labels.items()))
 
 
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 def test_a_run_tells_its_metrics_while_it_goes_on(tmp_path: Path) -> None:
-    port, found, doing = free_port(), list[dict[str, Any]](), set[str]()
-    args = [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=3", "--drain=2"]
-    process = start(tmp_path, [*args, f"--metrics-port={port}"])
-    while process.poll() is None:
-        try:
-            found.append(scrape(port))
-        except OSError:  # not yet, or not any more
-            continue
-        finally:
-            time.sleep(0.3)
+    found, doing, moved = list[dict[str, Any]](), set[str](), [0.0]
+    args = [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=600", "--log-level=INFO"]
+    process = start(tmp_path, [*args, "--metrics-port=0"])
+    assert process.stderr is not None
+    told = next(line for line in process.stderr if "metrics at " in line)
+    port = int(re.findall(r"127\.0\.0\.1:(\d+)/metrics", told)[0])
+    while sum(each > 0 for each in moved) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.3)
+        found.append(scrape(port))
         doing |= {s.labels["what"] for s in found[-1]["kv_cache_doing"].samples}
+        moved.append(bytes_moved(found[-1], tier="storage", phase="measure"))
+    process.send_signal(signal.SIGTERM)
     ran = finish(process, tmp_path)
-    assert ran.code == 0, ran.err
+    assert ran.code == 143, ran.err
     assert "measure" in doing
     [info] = found[-1]["kv_cache_run_info"].samples
     assert (info.labels["model"], info.labels["seed"]) == ("tiny-1b", "3")
-    where = {"tier": "storage", "phase": "measure"}
-    moved = [bytes_moved(each, **where) for each in found]
     assert moved == sorted(moved)
     tiers = ran.own["tiers"]["storage"]
     assert 0 < moved[-1] <= tiers["read"]["bytes"] + tiers["write"]["bytes"]

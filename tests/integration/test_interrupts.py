@@ -19,9 +19,9 @@ from kv_cache.bench.interrupts import Stop
 from tests.cli import PATIENCE_S, SIGNALS, SMALL, anything, command, environment, finish, prepare
 from tests.passports import names, says
 
-# A child sends signals for a second while its parent sets, waits and looks.
+# A child sends signals for a second or more while its parent sets, waits and looks.
 BURST = """
-import os, sys, time
+import os, signal, sys, time
 from kv_cache.bench.interrupts import interrupts
 
 number, parent = int(sys.argv[1]), os.getpid()
@@ -29,17 +29,18 @@ with interrupts() as caught:
     seen = []
     caught.on_signal = lambda: seen.append(caught.came)
     child = os.fork()
-    if not child:
-        until = time.monotonic() + 1
-        while time.monotonic() < until:
-            os.kill(parent, number)
-        os._exit(0)
-    turns = 0
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
+    while not child:
+        if os.getppid() != parent:
+            os._exit(0)
+        os.kill(parent, number)
+    turns, until = 0, time.monotonic() + 1
+    while turns <= 10 or len(seen) <= 10 or time.monotonic() < until:
         caught.stop.wait(0.0001)
         caught.stop.set()
         turns += 1
-print(caught.exit_code, len(seen) > 10 and all(seen), turns > 10)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+print(caught.exit_code, all(seen))
 """
 
 
@@ -52,7 +53,7 @@ def test_signals_in_a_burst_never_stop_the_thread_that_waits_for_them(
         [sys.executable, "-c", BURST, str(int(number))],
         env=environment(), capture_output=True, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
-    assert (done.stdout, done.stderr) == (f"{code} True True\n", "")
+    assert (done.stdout, done.stderr) == (f"{code} True\n", "")
 
 
 def test_a_stop_wakes_all_who_wait_and_stays_set() -> None:
@@ -218,6 +219,6 @@ def test_a_command_without_a_result_of_its_own_leaves_no_half_written_file(
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert not out
-    assert re.fullmatch(r"(reading trace: .*\n)?", err)  # after 10 s it tells how far it is
+    assert re.fullmatch(r"(reading trace: .*\n)*", err)  # each 10 s it tells how far it is
     assert process.returncode == code
     assert not anything(tmp_path, "ours/*")

@@ -32,7 +32,7 @@ from tests.cli import PATIENCE_S, PROGRAM, ROOT, environment, wait_for
 from tests.serving import TINY, Served, serving, write_months
 
 SHORT = {**TINY, "run.duration_s": "2"}
-LONG = {**TINY, "run.duration_s": "120"}
+LONG = {**TINY, "run.duration_s": "600"}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def begun(server: Served, name: str) -> None:
 
 
 def test_a_run_leaves_the_files_of_the_command_line_and_shows_its_command(served: Served) -> None:
-    name = served.start(**SHORT, **{"output.label": "first"})
+    name = served.start(**{**SHORT, "run.duration_s": "6", "output.label": "first"})
     seen = events(served, name)
     now = [event["now"] for event in seen if "now" in event and event["now"]["tiers"]]
     storage = [numbers["tiers"].get("storage", {}) for numbers in now]

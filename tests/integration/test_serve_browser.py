@@ -31,10 +31,7 @@ from tests.browser import DESKTOP, PHONE, Browser
 from tests.cli import PATIENCE_S, ROOT
 from tests.serving import TINY, Served, end, serving, write_months
 
-pytestmark = [
-    pytest.mark.skipif(browser.MISSING is not None, reason=browser.MISSING or ""),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.skipif(browser.MISSING is not None, reason=browser.MISSING or "")
 
 KEPT = os.environ.get("KV_CACHE_SCREENSHOTS")
 TAB, ENTER = "\ue004", "\ue007"
@@ -209,7 +206,7 @@ def test_the_event_log_of_a_simulation_is_looked_at(served: Served, window: Brow
 
 
 def test_a_run_is_watched_and_stopped_with_its_result(served: Served, window: Browser) -> None:
-    name = served.start(**TINY, **{"run.duration_s": "60"})
+    name = served.start(**TINY, **{"run.duration_s": "600"})
     window.visit(f"{served.url}/#/run/{name}")
     window.until("document.querySelector('#live') && !document.querySelector('#live').hidden")
     window.until("charts.rates.data[0].length > 3 && charts.rates.data[1].some(v => v > 0)")
@@ -231,7 +228,7 @@ def test_a_run_is_watched_and_stopped_with_its_result(served: Served, window: Br
 def test_the_list_of_runs_follows_what_begins_and_ends(served: Served, window: Browser) -> None:
     window.visit(f"{served.url}/#/runs")
     window.until("document.querySelector('#runs table, #runs p')")
-    name = served.start(**TINY, **{"run.duration_s": "60"})
+    name = served.start(**TINY, **{"run.duration_s": "600"})
     row = f"document.querySelector('#runs a[href$=\"{name}\"]')?.closest('tr').textContent"
     window.until(f"{row}?.includes('running')")
     served.ask(f"/runs/{name}", method="DELETE")
@@ -244,12 +241,13 @@ def test_a_page_that_was_left_before_it_was_there_asks_for_nothing_more(
     window.visit(f"{served.url}/#/traces")
     window.until("document.querySelector('main h2')")
     asked: list[int] = window.run(
-        "const slow = new Promise(r => setTimeout(r, 1500)), real = window.fetch; let count = 0;"
-        "window.fetch = async (path, ...rest) => {"
-        "  if (String(path).endsWith('/runs')) { count += 1; await slow; }"
+        "let count = 0, answer; const late = new Promise(r => { answer = r; });"
+        "const real = window.fetch; window.fetch = async (path, ...rest) => {"
+        "  if (String(path).endsWith('/runs')) { count += 1; await late; }"
         "  return real(path, ...rest); };"
         "const wait = ms => new Promise(r => setTimeout(r, ms));"
-        "location.hash = '#/runs'; await wait(500); location.hash = '#/traces'; await wait(1500);"
+        "location.hash = '#/runs'; while (!count) await wait(20);"
+        "location.hash = '#/traces'; await wait(500); answer(); await wait(500);"
         "const first = count; await wait(7000); window.fetch = real; return [first, count];"
     )
     assert asked == [1, 1]
@@ -258,7 +256,7 @@ def test_a_page_that_was_left_before_it_was_there_asks_for_nothing_more(
 def test_a_simulation_shows_the_series_of_what_has_ended_while_it_goes_on(
     served: Served, window: Browser
 ) -> None:
-    name = served.start("sim", scenario="single-node", preset="smoke", seeds="100")
+    name = served.start("sim", scenario="single-node", preset="smoke", seeds="1000")
     window.visit(f"{served.url}/#/run/{name}")
     window.until("document.querySelector('.look canvas')")
     assert "running" in window.run("return document.querySelector('#state').textContent")
@@ -320,7 +318,7 @@ def test_a_page_says_that_its_server_is_gone_and_goes_on_with_the_next(
 ) -> None:
     with serving(tmp_path) as first:
         port = urlsplit(first.url).port
-        name = first.start(**TINY, **{"run.duration_s": "120"})
+        name = first.start(**TINY, **{"run.duration_s": "600"})
         window.visit(f"{first.url}/#/run/{name}")
         window.until("window.charts?.load.data[0].length > 2")
         first.process.kill()
@@ -389,7 +387,7 @@ def test_an_hour_of_ticks_makes_nothing_grow(tmp_path: Path, window: Browser) ->
     """3,600 ticks and more, as fast as they come: what is kept is bounded on both sides."""
     with ticking(tmp_path, tick_s=0.002) as address:
         server = Served(address, tmp_path / "results")
-        name = server.start(**TINY, **{"run.duration_s": "120"})
+        name = server.start(**TINY, **{"run.duration_s": "600"})
         window.visit(f"{address}/#/run/{name}")
         window.until("window.charts && charts.load.data[0].length >= 600")
         window.cdp("HeapProfiler.collectGarbage")
@@ -607,7 +605,7 @@ def test_a_page_fits_a_phone_and_can_be_read_and_named(
 def test_nobody_is_kept_out_of_a_run_nor_of_a_result(
     served: Served, window: Browser, size: tuple[int, int]
 ) -> None:
-    going = served.start(**TINY, **{"run.duration_s": "60"})
+    going = served.start(**TINY, **{"run.duration_s": "600"})
     done = served.start("sim", scenario="single-node", preset="smoke")
     served.ended(done)
     for dark in (False, True):

@@ -34,7 +34,7 @@ needs_nbd = pytest.mark.skipif(NO_NBD is not None, reason=NO_NBD or "")
 
 OTHER = {"KV_CACHE_JOB": ""}
 """What makes a run a stranger to all others."""
-LONG = {**TINY, "run.duration_s": "120"}
+LONG = {**TINY, "run.duration_s": "600"}
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def a_run(cwd: Path, cache: Path, **variables: str) -> Iterator["subprocess.Pope
     """A run of the command line that has its cache directory."""
     prepare(cwd)
     process = subprocess.Popen(
-        command(*SMALL, *LIGHT, f"--cache-dir={cache}", "--duration=120", "--output=long.json"),
+        command(*SMALL, *LIGHT, f"--cache-dir={cache}", "--duration=600", "--output=long.json"),
         cwd=cwd, env={**environment(), **variables}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -247,7 +247,7 @@ def hanging(tmp_path: Path, **values: str) -> Iterator[tuple[Served, str, Faults
             cache = faults.path / "c"
             name = server.start(**{
                 **TINY, "config": str(config), "tiers.cache_dir": str(cache),
-                "run.duration_s": "60", "tiers.cpu_mem_gib": "0", "run.num_users": "16",
+                "run.duration_s": "600", "tiers.cpu_mem_gib": "0", "run.num_users": "16",
                 **values,
             })  # fmt: skip
             wait_for(lambda: len(list(cache.glob("*/*/*.kv"))) >= 5)
@@ -306,7 +306,7 @@ def test_a_run_on_a_device_that_hangs_is_stopped_and_cancelled(tmp_path: Path, h
 
 @needs_nbd
 def test_killed_beside_a_hanging_device_the_server_and_the_run_lose_nothing(tmp_path: Path) -> None:
-    with hanging(tmp_path, **{"run.duration_s": "3"}) as (server, name, _):
+    with hanging(tmp_path, **{"run.duration_s": "8"}) as (server, name, _):
         server.process.kill()
         server.process.wait(timeout=PATIENCE_S)
         with serving(tmp_path, variables=OTHER) as second:

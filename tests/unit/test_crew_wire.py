@@ -40,7 +40,7 @@ def listener() -> Iterator[Listener]:
 @pytest.fixture(scope="module")
 def ends(listener: Listener) -> Iterator[tuple[Wire, Wire]]:
     near = connect(addresses_of_this_machine(listener.port), KEY)
-    far = listener.next(5)
+    far = listener.next(PATIENCE_S)
     assert far is not None
     yield near, far
     near.close()
@@ -62,7 +62,7 @@ def test_what_is_sent_is_what_is_received(
     near, far = ends
     sending = threading.Thread(target=near.send, args=("x", attached), kwargs={"told": told})
     sending.start()
-    message = far.receive(5)
+    message = far.receive(PATIENCE_S)
     sending.join()
     assert message is not None
     assert (message["what"], message["told"]) == ("x", told)
@@ -82,7 +82,7 @@ def test_whoever_has_another_key_is_not_let_in(listener: Listener) -> None:
 def test_a_stranger_who_says_nothing_holds_up_nobody(listener: Listener) -> None:
     with socket.create_connection(("127.0.0.1", listener.port)):
         wire = connect([("127.0.0.1", listener.port)], KEY)
-        assert listener.next(5) is not None
+        assert listener.next(PATIENCE_S) is not None
         wire.close()
 
 
@@ -99,11 +99,11 @@ def test_a_stranger_who_talks_is_sent_away(listener: Listener) -> None:
 
 def test_an_end_that_leaves_is_gone(listener: Listener) -> None:
     near = connect([("127.0.0.1", listener.port)], KEY)
-    far = listener.next(5)
+    far = listener.next(PATIENCE_S)
     assert far is not None
     near.close()
     with pytest.raises(Gone):
-        far.receive(5)
+        far.receive(PATIENCE_S)
     with pytest.raises(Gone):
         _keep_sending(far)
 
@@ -117,11 +117,11 @@ def _keep_sending(wire: Wire) -> None:
 
 def test_what_is_no_message_is_the_end(listener: Listener) -> None:
     near = connect([("127.0.0.1", listener.port)], KEY)
-    far = listener.next(5)
+    far = listener.next(PATIENCE_S)
     assert far is not None
     near._connection.send_bytes(b"not JSON")
     with pytest.raises(Gone):
-        far.receive(5)
+        far.receive(PATIENCE_S)
 
 
 def test_nobody_listens() -> None:
@@ -212,7 +212,7 @@ class _Breaking(Coordinator):
     """One whose only rank is here, and that breaks in the midst of the run."""
 
     def _start_children(self) -> None:
-        near = self._listener.next(5)
+        near = self._listener.next(PATIENCE_S)
         self._ranks[0].wire = near
 
     def _gather(self) -> None:
@@ -229,7 +229,7 @@ def test_ranks_of_a_coordinator_that_breaks_are_told_to_end() -> None:
     plan = plan_of(address, 1)
     with pytest.raises(RuntimeError, match="a defect"):
         _Breaking(plan, listener).run(Interrupts(), SILENT, unused, unused)
-    first, second = rank.receive(5), rank.receive(5)
+    first, second = rank.receive(PATIENCE_S), rank.receive(PATIENCE_S)
     rank.close()
     assert first is not None
     assert second is not None
@@ -243,14 +243,14 @@ def test_a_rank_that_dies_as_it_comes_is_nobody_s_wire_any_more() -> None:
     address = ("127.0.0.1", listener.port)
     plan = plan_of(address, 1)
     rank = connect([address], KEY)
-    near = listener.next(5)
+    near = listener.next(PATIENCE_S)
     assert near is not None
     coordinator = Coordinator(plan, listener)
     coordinator._strangers = [near]
     rank.send("join", rank=0, ranks=1)
     near.send("unread")  # so that its end is a reset
     for wire in (near, rank):
-        assert select.select([wire], [], [], 5)[0]
+        assert select.select([wire], [], [], PATIENCE_S)[0]
     rank.close()
     for _ in range(3):
         coordinator._pump(0.1)
@@ -266,7 +266,7 @@ def test_ranks_open_together_again_and_wait_for_none_that_has_ended() -> None:
     coordinator._caught = Interrupts()
     for number in range(2):
         ranks.append(connect([address], KEY))
-        coordinator._ranks[number].wire = listener.next(5)
+        coordinator._ranks[number].wire = listener.next(PATIENCE_S)
 
     def look() -> None:
         for _ in range(3):

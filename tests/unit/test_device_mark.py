@@ -116,7 +116,10 @@ def test_a_mark_ends_with_its_process(device: str, number: int) -> None:
         release(claim(Path("/x"), (device,), JobId("other")))
 
 
-def test_what_a_killed_process_was_just_starting_is_waited_for(device: str) -> None:
+def test_what_a_killed_process_was_just_starting_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(device_mark, "_PATIENCE_S", PATIENCE_S)
     with holder(device, {}, _BUSY_CHILD) as one:
         one.kill()
         one.wait(timeout=PATIENCE_S)

@@ -1,5 +1,6 @@
 """The canary that measures how late the program is."""
 
+import ctypes
 import signal
 import subprocess
 import sys
@@ -100,14 +101,11 @@ def test_native_instants_do_not_wait_for_the_interpreter() -> None:
         pytest.skip(loaded)
     with LagCanary(NS_PER_MS, loaded) as canary:
         wait_until_measured(canary)
-        start_ns = time.monotonic_ns()
-        while time.monotonic_ns() - start_ns < 500 * NS_PER_MS:
-            held_ns = time.monotonic_ns()
-            pow(7, 1_000_000)
-            held_ns = time.monotonic_ns() - held_ns
+        for _ in range(3):
+            ctypes.PyDLL(None).usleep(500_000)  # which keeps the lock, and leaves others the CPU
     lags = canary.mark()
-    assert lags.at_rank(50) is not None
-    assert (lags.at_rank(50) or 0) < held_ns / 2
+    assert lags.count >= 40
+    assert (lags.at_rank(50) or 0) < 125 * NS_PER_MS  # half of them were later if they waited
     assert canary.of == "native"
 
 
