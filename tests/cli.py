@@ -210,14 +210,20 @@ def _of_run(ran: Ran) -> Ran:
 
 
 def wait_for(there: Callable[[], object]) -> None:
-    """Look until it is so; directories may go while they are looked at."""
+    """Look until it is so; what is looked at may go meanwhile: a directory, a process, a thread."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if there():
                 return
         assert time.monotonic() < until_s, "it did not come"
         time.sleep(0.02)
+
+
+def states_of_threads(pid: int) -> list[str]:
+    """As the kernel names them: D is of one that waits for a device, T of one that was stopped."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [(task / "stat").read_text().rpartition(") ")[2][0] for task in tasks]
 
 
 def wait_until_at_work(process: "subprocess.Popen[str]", cpu_s: float = 0.5) -> None:

@@ -24,7 +24,7 @@ import pytest
 from kv_cache.core.units import MIB
 from kv_cache.installing import install_hint
 from kv_cache.tiers.objects import ObjectPlace
-from tests.cli import PATIENCE_S
+from tests.cli import PATIENCE_S, states_of_threads, wait_for
 
 ACCESS_KEY = "AKIATESTOFKVCACHE001"
 SECRET_KEY = "sEcReT-that-must-never-show-0123456789AB"
@@ -158,11 +158,8 @@ class S3Server:
         """Stop every thread: on a busy machine some answer on for a while after the signal."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self.process.pid}/task")
-        while any(
-            (task / "stat").read_text().rpartition(") ")[2][0] != "T" for task in threads.iterdir()
-        ):
-            time.sleep(0.001)
+        pid = self.process.pid
+        wait_for(lambda: set(states_of_threads(pid)) == {"T"})
 
     def thaw(self) -> None:
         assert self.process is not None

@@ -16,7 +16,7 @@ import pytest
 from tests.cli import LIGHT, PATIENCE_S, SMALL, finish, small, start
 from tests.passports import named, names
 
-SHORT = (*LIGHT, "--duration=1", "--drain=2")
+SHORT = (*LIGHT, "--max-requests=60")
 
 
 def test_a_spreadsheet_has_the_values_of_the_result(tmp_path: Path) -> None:
@@ -170,17 +170,18 @@ def test_a_hdr_log_has_the_measured_windows_as_the_series_has_them(tmp_path: Pat
     assert ran.code == 0, ran.err
     assert "hdr log L.hlog" in ran.out
     rows = [row for row in ran.own["series"]["windows"] if row["phase"] == "measure"]
-    for tag, path in (
-        ("storage.read.device", ("tiers", "storage", "read")),
-        ("cpu.write.total", ("tiers", "cpu", "write")),
-    ):
+    for tag, tier, kind in (
+        ("storage.read.device", "storage", "read"), ("cpu.write.total", "cpu", "write"),
+    ):  # fmt: skip
         found = intervals(tmp_path / "L.hlog", tag)
-        sides = [row[path[0]][path[1]][path[2]] for row in rows]
+        moved = [row for row in rows if kind in row["tiers"].get(tier, {})]  # none on a busy disk
+        sides = [row["tiers"][tier][kind] for row in moved]
         assert [one.get_total_count() for one in found] == [side["operations"] for side in sides]
         for one, side in zip(found, sides, strict=True):
             assert one.get_max_value() / 1e6 == pytest.approx(side["max_ms"], rel=1 / 1024)
-    spans = [one.get_end_time_stamp() - one.get_start_time_stamp() for one in found]
-    assert spans == pytest.approx([1e3 * (row["end_s"] - row["start_s"]) for row in rows], abs=2)
+        spans = [one.get_end_time_stamp() - one.get_start_time_stamp() for one in found]
+        lasted = [1e3 * (row["end_s"] - row["start_s"]) for row in moved]
+        assert spans == pytest.approx(lasted, abs=2)
 
 
 def test_a_hdr_log_of_somebody_is_not_replaced(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.cli import (
     finish,
     prepare,
     start,
+    states_of_threads,
     wait_for,
     wait_until_at_work,
     worker_of,
@@ -103,7 +104,7 @@ def run_of(device: Faults, *more: str) -> list[str]:
 def test_a_device_that_never_answers_ends_the_run_with_its_result_and_is_named(
     tmp_path: Path, device: Faults
 ) -> None:
-    process = begin(tmp_path, *run_of(device, "--output=R.json", "--duration=3"))
+    process = begin(tmp_path, *run_of(device, "--output=R.json", "--duration=8"))
     until(process, lambda: is_prepared(device))
     worker = worker_of(process)
     device.pause()
@@ -136,7 +137,7 @@ def test_a_signal_ends_a_run_whose_device_never_answers(tmp_path: Path, device: 
     until(process, lambda: is_prepared(device))
     worker = worker_of(process)
     device.pause()
-    time.sleep(0.5)
+    wait_for(lambda: "D" in states_of_threads(worker))
     process.send_signal(signal.SIGTERM)
     code, err = ended(process)
     assert code == 3, err
@@ -174,7 +175,7 @@ def test_where_nothing_ends_the_wait_the_run_ends_all_the_same(
 
 @needs_device
 def test_an_output_on_the_same_dead_device_goes_elsewhere(tmp_path: Path, device: Faults) -> None:
-    process = begin(tmp_path, *run_of(device, f"--output={device.path}/R.json", "--duration=3"))
+    process = begin(tmp_path, *run_of(device, f"--output={device.path}/R.json", "--duration=8"))
     until(process, lambda: is_prepared(device))
     worker = worker_of(process)
     device.pause()

@@ -74,9 +74,12 @@ def test_windows_follow_each_other_and_add_up_to_the_totals(driver: str, tmp_pat
     assert_in_order(windows)
     assert_sums(own)
     measured = [w for w in windows if w["phase"] == "measure"]
-    edges = own["phases_ns"]
-    assert measured[0]["start_s"] == pytest.approx(edges["measure_start"] / 1e9, abs=0.1)
-    assert measured[-1]["end_s"] == pytest.approx(edges["measure_end"] / 1e9, abs=0.1)
+    start_s, end_s = (own["phases_ns"][f"measure_{name}"] / 1e9 for name in ("start", "end"))
+    first, last = (windows.index(measured[place]) for place in (0, -1))  # on time, or cut late
+    assert windows[first - 1]["start_s"] < start_s < windows[first]["end_s"]
+    assert (
+        windows[last]["start_s"] < end_s < [*windows[last + 1 :], windows[last]][0]["end_s"] + 0.1
+    )
     assert {w["users"] for w in windows} == {4}
     assert {w["workers"] for w in windows} == {4}
     assert all(("rss_bytes" in w["machine"]) == (driver == "real") for w in windows)

@@ -25,9 +25,8 @@ def gaps(told: Told) -> list[tuple[float, float]]:
     return [(row["at_s"], row["seconds"]) for row in rows]
 
 
-def hang(faults: Faults, seconds: float, after: float = 0.0) -> Meanwhile:
+def hang(faults: Faults, seconds: float) -> Meanwhile:
     def act(cache: Path, ended: threading.Event) -> None:
-        time.sleep(after)
         faults.pause()
         time.sleep(seconds)  # also if the run wants to end: it waits for the device
         faults.resume()
@@ -42,8 +41,8 @@ def test_a_device_that_hangs_to_the_end_of_the_window_is_suspect(
 ) -> None:
     with faulty_directory(0.2) as faults:
         told = watched_run(
-            tmp_path, monkeypatch, "--duration=4", "--cpu-mem-gb=0", "--storage-capacity-gb=0.1",
-            meanwhile=hang(faults, 5.0, after=0.5), cache=faults.path,
+            tmp_path, monkeypatch, "--duration=6", "--cpu-mem-gb=0", "--storage-capacity-gb=0.1",
+            meanwhile=hang(faults, 7.0), cache=faults.path,
         )  # fmt: skip
     told.assert_nothing_wrong_was_served()
     names(told.own, V29="suspect", **THROTTLED_RULES)
@@ -70,7 +69,7 @@ def test_two_seconds_without_an_answer_in_the_middle_of_a_window_are_suspect(
     with faulty_directory(0.2) as faults:
         told = watched_run(
             tmp_path, monkeypatch, "--duration=8", "--cpu-mem-gb=0", "--storage-capacity-gb=0.1",
-            meanwhile=hang(faults, 2.0, after=1.0), cache=faults.path,
+            meanwhile=hang(faults, 2.0), cache=faults.path,
         )  # fmt: skip
     told.assert_nothing_wrong_was_served()
     names(told.own, V29="suspect", **THROTTLED_RULES)

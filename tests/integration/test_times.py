@@ -71,7 +71,7 @@ MODES: dict[str, dict[str, Any]] = {
     "a ring": {**_SERVING, "io.layout": "arena", "io.engine": "uring"},
     "buckets": {**_SERVING, "io.layout": "bucket"},
     "lmcache": {"semantics.preset": "serving", "io.personality": "lmcache"},
-    "all of a window": {"run.max_requests": 0, "run.duration_s": 0.5, "run.warmup_s": 0.2},
+    "all of a window": {"run.max_requests": 0, "run.duration_s": 2, "run.warmup_s": 0.2},
 }  # fmt: skip
 
 
