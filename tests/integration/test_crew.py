@@ -73,7 +73,7 @@ def leaves_nothing(place: Path) -> bool:
 def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
     place = tmp_path_factory.mktemp("three")
     files = ("--latency-dump=dump.jsonl", "--results-dir=runs")
-    ran = small_alone(place, "--duration=1", "--clients=3", *LIGHT, *files)
+    ran = small_alone(place, "--duration=3", "--clients=3", *LIGHT, *files)
     assert ran.code == 0, ran.err
     return place, ran
 
@@ -296,7 +296,7 @@ def need_mpi4py() -> None:
 
 def test_three_ranks_of_mpirun_run_together(tmp_path: Path) -> None:
     need_mpi4py()
-    process = mpirun(["3", *SMALLER, "--duration=1"], cwd=tmp_path)
+    process = mpirun(["3", *SMALLER, "--duration=3"], cwd=tmp_path)
     ran = finish(process, tmp_path)
     assert ran.code == 0, ran.err
     own = [rank_file(tmp_path, rank) for rank in range(3)]

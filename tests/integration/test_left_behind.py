@@ -205,7 +205,7 @@ def test_a_run_whose_directory_is_swapped_spares_strangers_and_says_what_it_left
 ) -> None:
     process = start(
         tmp_path,
-        [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=4"],
+        [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=8"],
     )
     while len(list(tmp_path.glob("cache/kv-cache-run-*/??/*.kv"))) < 5:  # behind its preparations
         assert process.poll() is None, process.communicate()
@@ -230,7 +230,7 @@ def test_a_run_says_what_is_foreign_and_what_dead_runs_left(tmp_path: Path) -> N
     (left / "ab" / "mine.txt").write_bytes(BYTES)
     record = {**run_identity("left"), "pid": 2**22 - 1, "kept": False}
     (left / OWNER_NAME).write_text(json.dumps(record))
-    process = start(tmp_path, [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=2"])
+    process = start(tmp_path, [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=8"])
     wait_until_at_work(process)
     while not anything(tmp_path, "cache/kv-cache-run-*/??/*.kv") and process.poll() is None:
         threading.Event().wait(0.02)

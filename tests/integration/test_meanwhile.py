@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -25,6 +26,7 @@ from benchmarks.devices import (
     counting_directory,
     why_not,
 )
+from kv_cache.bench.probes.settings_watch import SettingsWatch
 from tests import cli
 from tests.integration.test_passport import (
     WhenLoaded,
@@ -48,13 +50,18 @@ __all__ = ["disk"]  # a fixture
 
 LONG = ("--max-requests=0", "--duration=5")
 A_WHILE_S = 2.5
-"""In which the settings are looked at twice at least."""
 
 
 @contextmanager
 def for_a_while(change: AbstractContextManager[object], cache: Path) -> Iterator[None]:
-    """Change something after the first object of the run beside this, and change it back."""
-    over, failed = threading.Event(), []
+    """Change something after the first object of the run beside this, and change it back when the
+    settings were looked at: of two looks the second has begun since."""
+    over, failed, looks = threading.Event(), [], list[None]()
+    look = SettingsWatch._look
+
+    def noted(self: SettingsWatch) -> None:
+        look(self)
+        looks.append(None)
 
     def act() -> None:
         while not cli.anything(cache, "*/*/*.kv"):
@@ -62,14 +69,18 @@ def for_a_while(change: AbstractContextManager[object], cache: Path) -> Iterator
                 return
         try:
             with change:
+                seen = len(looks)
                 over.wait(A_WHILE_S)
+                while len(looks) < seen + 2 and not over.wait(0.05):
+                    pass
         except (OSError, subprocess.CalledProcessError) as error:
             failed.append(error)
 
     thread = threading.Thread(target=act)
     thread.start()
     try:
-        yield
+        with patch.object(SettingsWatch, "_look", noted):
+            yield
     finally:
         over.set()
         thread.join()
@@ -381,10 +392,10 @@ def test_a_tracer_that_answers_fsync_is_named(tmp_path: Path) -> None:
 
 
 def test_a_tracer_that_comes_and_goes_is_named(tmp_path: Path) -> None:
-    program = started(tmp_path, *LONG)
+    program = started(tmp_path, "--max-requests=0", "--duration=10")
     wait_for_objects(tmp_path / "cache", program)
     with process(*strace("-e", "trace=none", "-p", str(cli.worker_of(program)))) as tracer:
-        time.sleep(A_WHILE_S)
+        time.sleep(2 * A_WHILE_S)  # in which the settings are looked at some times
         tracer.send_signal(signal.SIGINT)
         tracer.wait()
     done = cli.finish(program, tmp_path)

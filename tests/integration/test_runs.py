@@ -299,7 +299,7 @@ def test_a_full_disk_is_counted_and_named_and_the_run_goes_on(tmp_path: Path) ->
         try:
             process = start(
                 tmp_path,
-                [*SMALL, f"--cache-dir={disk}/cache", "--output=R.json", "--duration=4",
+                [*SMALL, f"--cache-dir={disk}/cache", "--output=R.json", "--duration=8",
                  "--storage-capacity-gb=0.08", "--cpu-mem-gb=0"],
             )  # fmt: skip
             wait_for_objects(disk / "cache", process)

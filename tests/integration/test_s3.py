@@ -29,7 +29,7 @@ from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.objects import Client, ObjectPlace, ObjectStore
 from kv_cache.tiers.payload import MISMATCH
 from tests import s3server
-from tests.cli import ROOT, SMALL, Ran, finish, run, start
+from tests.cli import PATIENCE_S, ROOT, SMALL, Ran, finish, run, start
 from tests.passports import names, status
 from tests.s3server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.stores import copy, reason
@@ -342,13 +342,13 @@ def test_a_bucket_that_vanishes_and_a_server_that_dies_end_in_a_result(
 ) -> None:
     patient, store = (
         ObjectStore(Client(own.place("gone", timeout_s=seconds, retries=1)), "x")
-        for seconds in (30.0, 2.0)
+        for seconds in (600.0, 2.0)
     )
     buffer = BufferPool(2, MIB).take()
     ref = copy(MIB)
     try:
         put(patient, ref, buffer.view)  # the server's first, for which it makes its volumes
-        process = start(tmp_path, [*on(own, "dies"), "--duration=5"])
+        process = start(tmp_path, [*on(own, "dies"), "--duration=8"])
         while not any(key.endswith(".kv") for key in own.objects("dies")):
             time.sleep(0.1)
         own.remove_bucket(own.bucket)
@@ -359,7 +359,7 @@ def test_a_bucket_that_vanishes_and_a_server_that_dies_end_in_a_result(
     began = time.monotonic()
     assert reason(lambda: tap.read(0, buffer.view)) in ("unreachable", "connection-lost")
     assert reason(lambda: put(store, copy(MIB), buffer.view)) == "unreachable"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < PATIENCE_S
     ran = finish(process, tmp_path)
     assert ran.code == 0, ran.err
     reasons = {row["reason"] for row in ran.own["failed_operations"]}
@@ -430,19 +430,19 @@ def test_parts_of_uploads_that_are_not_sent_as_the_window_closes_are_told_of(
         "--storage-capacity-gb=4", "--num-users=6", "--generation-mode=none", "--duration=2",
         "--seed=3", "--no-progress", "--config=parts.yaml", "--output=R.json",
     ]  # fmt: skip
-    with slow_way(s3, 40e6) as endpoint:
+    with slow_way(s3, 10e6) as endpoint:
         place = [f"--cache-dir={s3.url('parts')}", f"--s3-endpoint={endpoint}"]
         ran = run(tmp_path, "run", *flags, *place)
     write = ran.own["passport"]["evidence"]["ledger"]["write"]
     came = write["window_calls_bytes"] - write["window_queued_bytes"]
-    assert came < 2 * 40e6 * 1.1 < write["window_claimed_bytes"]
+    assert came < 4 * 10e6 < write["window_claimed_bytes"]  # in 2 s, or a little more
     names(ran.own, V6="suspect", V30="invalid", also=("V13", "V25", "V29"))
     assert "came to the other end of the sockets" in ran.out
 
 
 def test_a_server_that_comes_back_is_asked_again(s3: S3Server) -> None:
     client, patient = (
-        Client(s3.place("again", timeout_s=seconds, retries=8)) for seconds in (1.0, 30.0)
+        Client(s3.place("again", timeout_s=seconds, retries=8)) for seconds in (1.0, PATIENCE_S)
     )
     patient.put("again/first", b"")  # for which a new server makes its volumes
     s3.freeze()
