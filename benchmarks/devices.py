@@ -55,7 +55,8 @@ _PACKAGES = {
 LOOP_TOOLS = ("losetup", "mkfs.ext4")
 NBD_TOOLS = (*LOOP_TOOLS, "nbdkit", "nbdfuse")
 QEMU_TOOLS = ("qemu-storage-daemon",)
-_PATIENCE_S = 10.0
+_PATIENCE_S = 120.0  # with daemons on a busy machine
+_CLOSING_S = 10.0  # with whoever still holds a device that goes
 _POLL_S = 0.01
 
 _daemons: dict[Path, list["subprocess.Popen[bytes]"]] = {}
@@ -363,7 +364,7 @@ def _take_down(work: Path) -> None:
     for daemon in _daemons.pop(work, []):
         daemon.terminate()
         try:
-            daemon.wait(_PATIENCE_S)
+            daemon.wait(_CLOSING_S)
         except subprocess.TimeoutExpired:  # it waits for a client that holds what was detached
             daemon.kill()
             daemon.wait()
@@ -374,7 +375,7 @@ def _take_down(work: Path) -> None:
 
 def _unmount(point: Path) -> None:
     """Somebody may still be closing files: try for a while, then detach it lazily."""
-    if _mounted(point) and not _eventually(lambda: _unmounts(point)):
+    if _mounted(point) and not _eventually(lambda: _unmounts(point), _CLOSING_S):
         _run("umount", "--lazy", str(point))
 
 
@@ -394,7 +395,7 @@ def _end_stray(pid: int, work: Path) -> None:
     with suppress(OSError):
         if str(work).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGTERM)
-            _eventually(lambda: not Path(f"/proc/{pid}").exists())
+            _eventually(lambda: not Path(f"/proc/{pid}").exists(), _CLOSING_S)
 
 
 def _maker_lives(work: Path) -> bool:
@@ -407,8 +408,8 @@ def _mounted(point: Path) -> bool:
     return any(line.split()[4] == str(point) for line in mounts)
 
 
-def _eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + _PATIENCE_S
+def _eventually(condition: Callable[[], bool], seconds: float = _PATIENCE_S) -> bool:
+    deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False

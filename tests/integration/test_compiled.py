@@ -18,7 +18,7 @@ from kv_cache.app.compiled import MODULES
 from kv_cache.core.errors import UsageError
 from kv_cache.lab.variants import USUAL
 from kv_cache.policy import eviction
-from tests.cli import PATIENCE_S, command, environment
+from tests.cli import PATIENCE_S, command, environment, wait_for
 
 HARD = """\
 name: hard
@@ -150,8 +150,9 @@ def test_a_compile_that_is_terminated_leaves_nothing_behind(tmp_path: Path) -> N
     assert (compiling.returncode, out) == (143, "")
     assert "SIGTERM: nothing was kept" in err
     assert not list(cache.iterdir())
-    there = [Path(f"/proc/{pid}/cwd") for pid in os.listdir("/proc") if pid.isdigit()]
-    assert not [cwd for cwd in there if str(cache) in _target(cwd)], "the compiler goes on"
+    wait_for(
+        lambda: not [cwd for cwd in Path("/proc").glob("[0-9]*/cwd") if str(cache) in _target(cwd)]
+    )
 
 
 def _target(link: Path) -> str:
