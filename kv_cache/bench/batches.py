@@ -37,7 +37,7 @@ from kv_cache.tiers.native import STEPS, Does, Moved, Piece, PieceTable
 from kv_cache.tiers.nvme.layouts import close_all
 from kv_cache.tiers.payload import MISMATCH, Payload
 
-_ALL_MOVED = (0, native.WRONG)
+ALL_MOVED = (0, native.WRONG)
 _REASONS = {native.WRONG: MISMATCH, native.ABORTED: ABORTED}
 
 
@@ -198,7 +198,7 @@ class BatchMover:
             if moved.began_ns:
                 timer.made(*self._calls(moved))
             if moved.error:
-                timer.calling = moved.error not in _ALL_MOVED  # it is the call that failed
+                timer.calling = moved.error not in ALL_MOVED  # it is the call that failed
                 raise _error(moved.error, ref, writes=writes)
         return n
 

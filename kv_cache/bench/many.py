@@ -8,13 +8,23 @@ call that went well is told object by object (`AloneAfterAll`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from operator import sub
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct, structs
 
-from kv_cache.bench.batches import BatchMover, done_to, step_name, sync_rows, with_steps, within
+from kv_cache.bench.batches import (
+    ALL_MOVED,
+    BatchMover,
+    done_to,
+    step_name,
+    sync_rows,
+    with_steps,
+    within,
+)
 from kv_cache.bench.clock import MonotonicClock
+from kv_cache.bench.probes.pagecache import PageCacheSampler, SampledPages
 from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import CopyRef, Delete, Leg, Move, Read, Write
 from kv_cache.core.errors import StoreError
@@ -231,6 +241,34 @@ class AloneAfterAll(NamedTuple):
         return any(moved.error for _, moved in self.rows)
 
 
+class PageLooks:
+    """Has the pages of those loads of one call whose turn it is looked at, before and after."""
+
+    def __init__(self, sampler: PageCacheSampler | None) -> None:
+        """Without a sampler nothing is looked at."""
+        self._sampler = sampler
+        self._looked: list[tuple[CopyRef, Place, SampledPages]] = []
+
+    def have_it_opened(self, ref: CopyRef, place: Place | Names | StoreError) -> bool:
+        """Look at the pages of an object, if it is its turn; return whether it has to be opened for
+        that, as its file is not."""
+        if self._sampler is None or not self._sampler.is_turn():
+            return False
+        if isinstance(place, Place) and place.memory is None:
+            before = self._sampler.before(place.spans)
+            if before is not None:
+                self._looked.append((ref, place, before))
+        return isinstance(place, Names)
+
+    def look_again(self, objects: PlacedObjects) -> None:
+        """Look at those whose bytes have all come."""
+        for ref, place, before in self._looked:
+            one = objects.alone(objects.refs.index(ref))
+            assert self._sampler is not None
+            if one is not None and all(moved.error in ALL_MOVED for _, moved in one.rows):
+                self._sampler.after(before, place.spans)
+
+
 Placed = tuple[CopyRef, Place | Names]
 
 
@@ -391,3 +429,21 @@ def delete_many(
         finished_ns=ended_ns,
     )
     return whole, failed
+
+
+def beginning(ref: CopyRef, share: float) -> CopyRef:
+    """Return so much of a copy, in whole pages: all of it but in a rehearsal."""
+    if share == 1.0:
+        return ref
+    return _copy_ref((*ref[:3], moved_bytes(ref.nbytes, share), *ref[4:]))
+
+
+@cache  # of few sizes; and no `_replace`, as a small object costs no more than what is asked here
+def moved_bytes(nbytes: int, share: float) -> int:
+    """Return how many bytes of so many are moved: all but in a rehearsal, there whole pages."""
+    if share == 1.0:
+        return nbytes
+    return max(1, round(nbytes * share / PAGE_BYTES)) * PAGE_BYTES
+
+
+_copy_ref: Callable[[tuple[Any, ...]], CopyRef] = partial(tuple.__new__, CopyRef)

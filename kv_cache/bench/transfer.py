@@ -5,9 +5,9 @@ a buffer) is the host's share. Loads and stores have pools of their own: a buffe
 pool is only ever stamped, so that its noise stays what it was.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import cache, partial
+from functools import partial
 from itertools import chain, compress, groupby
 from threading import Event
 from typing import Any, cast
@@ -19,10 +19,13 @@ from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
 from kv_cache.bench.many import (
     AloneAfterAll,
+    PageLooks,
     PlacedMover,
     PlacedMoves,
     PlacedObjects,
+    beginning,
     delete_many,
+    moved_bytes,
 )
 from kv_cache.bench.op_ends import OpEnds
 from kv_cache.bench.probes.pagecache import PageCacheSampler
@@ -43,7 +46,7 @@ from kv_cache.core.effect import (
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
 from kv_cache.core.ops_done import OpsDone, in_order
-from kv_cache.core.units import MIB, PAGE_BYTES
+from kv_cache.core.units import MIB
 from kv_cache.tiers import native
 from kv_cache.tiers.base import (
     FREE,
@@ -196,7 +199,7 @@ class Mover:
         together: dict[_Kind, tuple[list[int], int]] = {}  # and how much room is left
         for number, op in enumerate(ops):
             at_once = self._at_once[op.source.tier] or self._at_once[op.target.tier]
-            nbytes = _beginning(op.target, self.share).nbytes
+            nbytes = beginning(op.target, self.share).nbytes
             at_once = at_once and nbytes <= AT_ONCE_BYTES // 8
             kind = self._batch_kind(op) if at_once else None
             unit, room = together.get(kind, ([], 0)) if kind is not None else ([], 0)
@@ -266,12 +269,12 @@ class Mover:
             return self.perform_all((op,))[0]
         match op:
             case Read(copy=ref):
-                return self._read(op, _beginning(ref, self.share))
+                return self._read(op, beginning(ref, self.share))
             case Write(copy=ref):
-                return self._write(op, _beginning(ref, self.share))
+                return self._write(op, beginning(ref, self.share))
             case Move(source=source, target=target):
                 share = self.share  # of both sides
-                return self._move(op, _beginning(source, share), _beginning(target, share))
+                return self._move(op, beginning(source, share), beginning(target, share))
             case Delete(copy=ref):
                 return self._delete(op, ref)
 
@@ -349,26 +352,19 @@ class Mover:
     # --- many of one tier ------------------------------------------------------------------
 
     def _move_placed(self, ops: Sequence[Read | Write | Move]) -> Iterator[OpDone | OpsDone]:
-        """Read, write or move copies whose places are found at once. The few whose pages are looked
-        at are opened, as they have to be open meanwhile; so are those beyond a buffer, in their
-        turn, as who comes first has the room."""
+        """Read, write or move copies whose places are found at once. Those beyond a buffer are
+        opened in their turn, as who comes first has the room."""
         share, room = self.share, self._size
-        sizes = [_moved(op.target.nbytes, share) for op in ops]
+        sizes = [moved_bytes(op.target.nbytes, share) for op in ops]
         if max(sizes) > room:
-            for fits, ones in groupby(ops, lambda op: _moved(op.target.nbytes, share) <= room):
+            for fits, ones in groupby(ops, lambda op: moved_bytes(op.target.nbytes, share) <= room):
                 part = list(ones)
                 yield from self._move_placed(part) if fits else self._in_batches_of(part)
             return
-        fitting: Sequence[Read | Write | Move] = ops
-        looks = None if isinstance(ops[0], Write) else self._looks_at(ops[0].source)
-        if looks is not None:
-            turns = [looks.is_turn() for _ in fitting]
-            yield from self._in_batches_of(list(compress(fitting, turns)), sampled=True)
-            fitting = [op for op, turn in zip(fitting, turns, strict=True) if not turn]
         moves = isinstance(ops[0], Move)  # each needs memory of its own
         most = room // max(sizes) if moves else len(ops)
-        for first in range(0, len(fitting), most):
-            some: Any = fitting[first : first + most]
+        for first in range(0, len(ops), most):
+            some: Any = ops[first : first + most]
             yield from self._copy_found(some) if moves else self._move_found(some)
 
     def _found(
@@ -376,7 +372,7 @@ class Mover:
     ) -> list[tuple[CopyRef, Place | Names | StoreError]]:
         """Return what of one side of operations is moved, and where it is."""
         writes = kind is OpKind.WRITE
-        refs = [_beginning(op.target if writes else op.source, self.share) for op in ops]
+        refs = [beginning(op.target if writes else op.source, self.share) for op in ops]
         tier = refs[0].tier
         timer = LegTimer(self._clock, self._pulse, ops[0].cause, tier, kind)
         timer.start()  # a bucket may have to be made
@@ -388,25 +384,39 @@ class Mover:
 
     def _move_found(self, ops: Sequence[Read | Write]) -> Iterator[OpDone | OpsDone]:
         kind, tier = _kind_of(ops[0]), ops[0].copy.tier
+        looks = PageLooks(self._looks_at(ops[0].copy) if kind is OpKind.READ else None)
         rows: list[tuple[Read | Write, CopyRef, Place | Names]] = []
+        opened: list[Read | Write] = []
         left: list[Read | Write] = []  # without a place, until others give theirs back
         for op, (ref, place) in zip(ops, self._found(ops, kind), strict=True):
             if isinstance(place, StoreError):
                 left.append(op)
+            elif looks.have_it_opened(ref, place):
+                opened.append(op)
             else:
                 rows.append((op, ref, place))
+        yield from self._in_batches_of(opened, sampled=True)
         if rows:
             assert self._many is not None
             pool = self._loads if kind is OpKind.READ else self._stored
             objects = PlacedObjects(kind, rows, self._clock)
             self._many.move(objects, pool, how=self._how[tier])
+            looks.look_again(objects)
             yield from self._told(*objects.outcome(self._placed[tier].end_writes))
         for op in left:
             yield from self._perform_batch([op])
 
     def _copy_found(self, ops: Sequence[Move]) -> Iterator[OpDone | OpsDone]:
-        targets, sources = (self._found(ops, kind) for kind in (OpKind.WRITE, OpKind.READ))
+        looks = PageLooks(self._looks_at(ops[0].source))
+        sources = self._found(ops, OpKind.READ)
+        opened = [looks.have_it_opened(*source) for source in sources]
+        yield from self._in_batches_of(list(compress(ops, opened)), sampled=True)
+        closed = [not one for one in opened]
+        ops, sources = list(compress(ops, closed)), list(compress(sources, closed))
+        if not ops:
+            return
         rows, left = [], list[Move]()
+        targets = self._found(ops, OpKind.WRITE)
         for op, (ref, place), (copy, there) in zip(ops, sources, targets, strict=True):
             if isinstance(there, StoreError):
                 left.append(op)
@@ -420,6 +430,7 @@ class Mover:
             moves = PlacedMoves(rows, self._clock)
             source, target = self._how[ops[0].source.tier], self._how[ops[0].target.tier]
             self._many.copy(moves, self._loads, source=source, target=target)
+            looks.look_again(moves.reading)
             yield from self._told(*moves.outcome(self._placed[ops[0].target.tier].end_writes))
         for op in left:
             yield from self._move_batch([op])
@@ -523,7 +534,7 @@ class Mover:
 
     def _side(self, op: Read | Write | Move, ref: CopyRef, kind: OpKind) -> Batched:
         timer = LegTimer(self._clock, self._pulse, op.cause, ref.tier, kind)
-        return Batched(op, _beginning(ref, self.share), timer)
+        return Batched(op, beginning(ref, self.share), timer)
 
     def _begin(self, one: Batched, *, reads: bool, sampled: bool = False) -> None:
         try:
@@ -672,24 +683,6 @@ class Mover:
 def _write(timer: LegTimer, sink: Sink, offset: int, data: memoryview) -> None:
     for at, length in calls_of(sink.spans, offset, len(data)):
         timer.move(length, partial(sink.write, offset + at, data[at : at + length]))
-
-
-def _beginning(ref: CopyRef, share: float) -> CopyRef:
-    """Return so much of a copy, in whole pages: all of it but in a rehearsal."""
-    if share == 1.0:
-        return ref
-    return _copy_ref((*ref[:3], _moved(ref.nbytes, share), *ref[4:]))
-
-
-@cache  # of few sizes; and no `_replace`, as a small object costs no more than what is asked here
-def _moved(nbytes: int, share: float) -> int:
-    """Return how many bytes of so many are moved: all but in a rehearsal, there whole pages."""
-    if share == 1.0:
-        return nbytes
-    return max(1, round(nbytes * share / PAGE_BYTES)) * PAGE_BYTES
-
-
-_copy_ref: Callable[[tuple[Any, ...]], CopyRef] = partial(tuple.__new__, CopyRef)
 
 
 def _kind_of(op: Read | Write) -> OpKind:

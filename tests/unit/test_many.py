@@ -280,12 +280,14 @@ def test_whoever_looks_while_a_table_is_made_sees_nothing_of_it_yet(
     assert not seen
 
 
-def test_pages_are_looked_at_of_every_nth_move_up(sampling: Rig) -> None:
+def test_pages_are_looked_at_of_every_nth_move_up_in_the_call_of_all(sampling: Rig) -> None:
     refs = copies(0, *([8] * 12))
     sampling.write(*refs)
     parts = list(sampling.mover.perform_many(sampling.moves(*refs)))
-    assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [8]
+    assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [8, 4]  # of a buffer
     assert all(part.ok for part in parts)
+    assert sampling.sampler is not None
+    assert sampling.sampler.section()["sampled_objects"] == 4
 
 
 def test_loads_from_memory_take_no_turns_of_those_whose_pages_are_looked_at(sampling: Rig) -> None:
@@ -629,12 +631,29 @@ def test_a_bucket_that_is_being_made_is_seen_from_outside(
     assert {kind for kind, _ in seen} == {OpKind.WRITE}
 
 
-def test_pages_are_looked_at_of_every_nth_read(sampling: Rig) -> None:
+def test_pages_are_looked_at_of_every_nth_read_in_the_call_of_all(sampling: Rig) -> None:
     refs = copies(0, *([8] * 12))
     sampling.write(*refs)
     parts = list(sampling.mover.perform_many([Read(ref, Cause.REUSE) for ref in refs]))
+    assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [12]
+    assert all(part.ok for part in parts)
+    assert sampling.sampler is not None
+    section = sampling.sampler.section()
+    assert (section["sampled_objects"], section["pages"]) == (4, 4 * 8)
+    assert section["descriptors"] == {"direct": 4, "buffered": 0}
+
+
+@pytest.mark.parametrize("up", [False, True])
+def test_a_file_of_its_own_is_opened_to_look_at_its_pages(tmp_path: Path, *, up: bool) -> None:
+    rig, refs = Rig(tmp_path, sampled=3, layout="file"), copies(0, *([4] * 12))
+    rig.write(*refs)
+    ops = rig.moves(*refs) if up else [Read(ref, Cause.REUSE) for ref in refs]
+    parts = list(rig.mover.perform_many(ops))
     assert [len(part.ops) for part in parts if isinstance(part, OpsDone)] == [8]
     assert all(part.ok for part in parts)
+    assert rig.sampler is not None
+    assert rig.sampler.section()["sampled_objects"] == 4
+    rig.store.close()
 
 
 def test_calls_that_go_on_are_seen_from_outside() -> None:
