@@ -253,7 +253,7 @@ def test_a_dry_run_says_what_would_be_done_and_makes_nothing(on_disk: Path) -> N
 
 # --- small objects -------------------------------------------------------------------------------
 
-SMALL = ("--size-gib=0.04", "--sizes=512,1536,256KiB", "--concurrency=2", "--seconds=1")
+SMALL = ("--size-gib=0.04", "--sizes=512,1536,256KiB", "--concurrency=2", "--seconds=5")
 
 
 @pytest.fixture(scope="module", params=[512, 4096])
