@@ -3,7 +3,7 @@
 import os
 import sys
 from contextlib import suppress
-from io import BufferedWriter, FileIO, TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper, UnsupportedOperation
 from typing import Any
 
 from kv_cache.core.errors import os_reason
@@ -42,7 +42,8 @@ def open_standard_files() -> None:
             os.set_inheritable(fd, True)
             setattr(sys, name, open(fd, "r" if number == 0 else "w"))  # noqa: SIM115
         elif number and isinstance(stream, TextIOWrapper):
-            setattr(sys, name, _outliving(stream))
+            with suppress(UnsupportedOperation):  # of a caller's, without a descriptor
+                setattr(sys, name, _outliving(stream))
 
 
 def _outliving(stream: TextIOWrapper) -> TextIOWrapper:
