@@ -209,13 +209,14 @@ def _of_run(ran: Ran) -> Ran:
     return ran
 
 
-def wait_for(there: Callable[[], object]) -> None:
+def wait_for(there: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
     """Look until it is so; what is looked at may go meanwhile: a directory, a process, a thread."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if there():
                 return
+        assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < until_s, "it did not come"
         time.sleep(0.02)
 

@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 import kv_cache.sim.cluster.cluster  # noqa: F401
+from kv_cache.cli.progress import Status
 from tests import covering, passports
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -27,6 +29,7 @@ sys.dont_write_bytecode = False
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes of tests inherit what nohup ignores
 gc.freeze()  # what pytest and its plugins hold makes each collection slow: a third of a test's time
 gc.set_threshold(100_000, 50, 100)
+Status.__init__.__defaults__ = (time.monotonic, 3600.0)  # what takes some seconds says nothing
 settings.register_profile("explore", deadline=None, max_examples=500)
 settings.register_profile("same", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("same")

@@ -253,7 +253,7 @@ def test_ranks_whose_coordinator_is_killed_end_with_their_results(tmp_path: Path
 
 
 def test_a_rank_that_is_not_ready_in_time_ends_all(tmp_path: Path) -> None:
-    process = start(tmp_path, [*LONG, "--decode-only", "--clients-timeout=3"])
+    process = start(tmp_path, [*LONG, "--decode-only", "--clients-timeout=8"])
     wait_for(lambda: len(children_of(process)) == 2)
     wait_for(lambda: any(objects(tmp_path, 1)))
     rank = children_of(process)[1]

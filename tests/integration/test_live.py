@@ -15,7 +15,7 @@ from kv_cache.app.prepare import prepare as prepared
 from kv_cache.bench.run import open_run
 from kv_cache.bench.run_plan import RunPlan
 from kv_cache.cli.flags import parse
-from kv_cache.cli.progress import RunProgress, Status
+from kv_cache.cli.progress import STATUS_S, RunProgress, Status
 from tests.cli import SMALL, command, environment, prepare, run
 from tests.screen import Screen, Terminal
 
@@ -66,6 +66,7 @@ def test_a_log_has_a_line_of_status_every_ten_seconds_in_each_phase(
 ) -> None:
     """In a real run of about two seconds by a clock that runs thirty times as fast."""
     began_s = time.monotonic()
+    monkeypatch.setattr(Status.__init__, "__defaults__", (time.monotonic, STATUS_S))
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path)
     job = prepared(parse([*RUN, "--warmup=1.2", "--duration=1.5"]).config())

@@ -147,7 +147,7 @@ def test_a_signal_ends_the_clients_and_keeps_what_there_is(
 
 
 def test_a_rank_that_fails_ends_its_trial_and_gives_up_its_option(place: Path) -> None:
-    process = start(place, f"--shorten 1 --option 1 --option 3 --trials 1 --clients 2 -- {FLAGS}")
+    process = start(place, f"--shorten 4 --option 1 --option 3 --trials 1 --clients 2 -- {FLAGS}")
     wait_for(lambda: anything(place, "cache/rank_1/*/*/*.kv"))
     (directory,) = (place / "tree").rglob("option_1/trial_0/rank_1")
     directory.rmdir()  # it cannot write its result then

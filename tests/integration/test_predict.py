@@ -248,7 +248,7 @@ def test_a_signal_leaves_no_profile_and_no_files(tmp_path: Path) -> None:
     args = ("calibrate", "--cache-dir=cache", "--output=hw.yaml", "--no-dram", "--seconds=300",
             "--size-gib=0.1", "--sizes-mib=1", "--concurrency=1")  # fmt: skip
     with start(tmp_path, args) as process:
-        wait_for(lambda: any((tmp_path / "cache").rglob("*.kv")))
+        wait_for(lambda: any((tmp_path / "cache").rglob("*.kv")), process)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 143, err

@@ -148,7 +148,7 @@ def test_a_signal_leaves_nothing_behind(
     mine.touch()
     args = ("--cache-dir=cache", "--profile=p.yaml", "--size-gib=0.05", f"--sizes={size}")
     with start(on_disk, *args, "--seconds=300") as process:
-        wait_for(lambda: any((on_disk / "cache").rglob("*.arena.kv")))
+        wait_for(lambda: any((on_disk / "cache").rglob("*.arena.kv")), process)
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code, err
@@ -159,7 +159,7 @@ def test_a_signal_leaves_nothing_behind(
 def test_after_a_kill_the_next_probe_removes_what_was_left(on_disk: Path) -> None:
     args = ("--cache-dir=cache", "--size-gib=0.05", "--sizes-mib=1", "--seconds=300")
     with start(on_disk, *args) as process:
-        wait_for(lambda: any((on_disk / "cache").rglob("*.arena.kv")))
+        wait_for(lambda: any((on_disk / "cache").rglob("*.arena.kv")), process)
         process.kill()
         process.communicate()
     assert (on_disk / "cache" / LOCK_NAME).exists()

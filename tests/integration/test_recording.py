@@ -302,7 +302,7 @@ def test_a_signal_leaves_a_recording_that_can_be_replayed(tmp_path: Path) -> Non
     flags = [*SMALL, "--cache-dir=cache", "--output=R.json", "--duration=60"]
     process = start(tmp_path, [*flags, "--record=asked.jsonl"])
     partial = tmp_path / "asked.jsonl.partial"
-    wait_for(lambda: partial.exists() and partial.stat().st_size > 10_000)
+    wait_for(lambda: partial.exists() and partial.stat().st_size > 10_000, process)
     process.send_signal(signal.SIGTERM)
     ran = finish(process, tmp_path)
     assert ran.code == 143, ran.err
@@ -322,7 +322,7 @@ def test_a_signal_leaves_whole_lines_of_a_packed_trace(tmp_path: Path) -> None:
     flags = [*SMALL, "--output=R.json", "--duration=86400", "--io-trace-log=ops.csv.gz"]
     process = start(tmp_path, flags)
     partial = tmp_path / "ops.csv.gz.partial"
-    wait_for(lambda: partial.exists() and partial.stat().st_size > 10_000)
+    wait_for(lambda: partial.exists() and partial.stat().st_size > 10_000, process)
     process.send_signal(signal.SIGINT)
     ran = finish(process, tmp_path)
     assert ran.code == 130, ran.err

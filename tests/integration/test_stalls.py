@@ -68,7 +68,7 @@ def test_two_seconds_without_an_answer_in_the_middle_of_a_window_are_suspect(
 ) -> None:
     with faulty_directory(0.2) as faults:
         told = watched_run(
-            tmp_path, monkeypatch, "--duration=8", "--cpu-mem-gb=0", "--storage-capacity-gb=0.1",
+            tmp_path, monkeypatch, "--duration=12", "--cpu-mem-gb=0", "--storage-capacity-gb=0.1",
             meanwhile=hang(faults, 2.0), cache=faults.path,
         )  # fmt: skip
     told.assert_nothing_wrong_was_served()

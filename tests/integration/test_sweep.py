@@ -127,7 +127,7 @@ def test_a_cell_that_fails_is_a_row_and_the_sweep_goes_on(tmp_path: Path) -> Non
 
 def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on_later(tmp_path: Path) -> None:
     grid = VIRTUAL.replace("run.virtual_time: true", "tiers.cache_dir: [cache]")
-    grid = grid.replace("run.duration_s: 1", "run.duration_s: 2").replace("{repeat}", "1")
+    grid = grid.replace("run.duration_s: 1", "run.duration_s: 4").replace("{repeat}", "1")
     prepare(tmp_path)
     (tmp_path / "grid.yaml").write_text(grid)
     process = start(tmp_path, ["sweep", "grid.yaml", "--results-dir=D"])

@@ -134,7 +134,7 @@ def test_a_trial_can_be_repeated_by_its_seed(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_series_and_is_told(tmp_path: Path) -> None:
-    process = start_trials(tmp_path, "--duration=2")
+    process = start_trials(tmp_path, "--duration=4")
     gone_and_back(tmp_path / "cache", process)
     process.send_signal(signal.SIGINT)
     ran = finish(process, tmp_path)

@@ -105,7 +105,7 @@ cd {tmp_path}/cache/runs/kv-cache-run-*/00 && touch reads.0.0.kv && exec sleep 6
 def test_fio_does_not_outlive_a_comparison_that_is_killed(tmp_path: Path) -> None:
     with start(tmp_path, made(tmp_path), "--seconds=60") as process:
         try:
-            wait_for(lambda: any((tmp_path / "cache").rglob("reads.*.kv")))
+            wait_for(lambda: any((tmp_path / "cache").rglob("reads.*.kv")), process)
             [fio] = psutil.Process(worker_of(process)).children()
             assert fio.name() == "fio"
         finally:
@@ -116,7 +116,7 @@ def test_fio_does_not_outlive_a_comparison_that_is_killed(tmp_path: Path) -> Non
 def interrupted(cwd: Path, number: signal.Signals, code: int, path: str | None = None) -> str:
     with start(cwd, made(cwd), "--seconds=60", path=path) as process:
         try:
-            wait_for(lambda: any((cwd / "cache").rglob("reads.*.kv")))
+            wait_for(lambda: any((cwd / "cache").rglob("reads.*.kv")), process)
             process.send_signal(number)
             out, err = process.communicate(timeout=PATIENCE_S)
         finally:
