@@ -47,7 +47,8 @@ from kv_cache.schedule.ahead import Ahead
 _KNOWN = (Lookup.TURNS, Lookup.OPERATION)  # `Request.new_from` says what others may have left
 _SEQUENCES = (Lookup.TURNS, Lookup.CONTENT)  # each block attends over those before it
 
-_LEAST_BLOCKS, _MOST_BLOCKS, _BATCH_BYTES = 8, 64, 16 * MIB  # of a batch whose size nobody gave
+_LEAST_BLOCKS, _MOST_BLOCKS = 8, 64  # of a batch whose size nobody gave
+_BATCH_BYTES, _PLACE_BYTES = 64 * MIB, 16 * MIB  # of such a batch, and of a place in a queue
 
 NOWHERE = "fits-nowhere"
 ROOM_LOST = "room-not-made"
@@ -181,7 +182,7 @@ def _reuse(p: _Progress) -> Step:
     pinned = [ref for ref in refs if ref is not None]
     yield from _load(p, pinned, Cause.REUSE)
     if p.world.through is not None and p.world.through.selective:
-        yield from _write_through(p, [ref.key for ref in pinned])
+        yield from _write_through(p, pinned)
     yield from _look_ahead(p)
     p.prefix_hits = len(refs) if prefix else 0
     p.looked_up = len(looked_up)
@@ -461,11 +462,12 @@ def _store_behind(p: _Progress, blocks: Sequence[Block]) -> Step:
     most = _together(blocks[0].nbytes, p.world.semantics) if blocks else 1
     for start in range(0, len(blocks), most):
         group = blocks[start : start + most]
-        if not gate.try_enter():
+        places = _places(group, p.world.semantics)
+        if not gate.try_enter(places):
             if p.world.semantics.write_behind_drop:
                 p.world.dropped_stores += len(group)
                 continue
-            yield from _wait(p, gate.line_up())
+            yield from _wait(p, gate.line_up(places))
         p.world.groups += 1
         token = ("announced", p.world.groups)
         p.world.announced.update(dict.fromkeys([b.key for b in group], token))
@@ -479,7 +481,7 @@ def _behind(background: _Background, blocks: Sequence[Block], token: Token) -> L
     for block in blocks:
         if world.announced.get(block.key) == token:
             del world.announced[block.key]
-    world.behind.leave()
+    world.behind.leave(_places(blocks, world.semantics))
     world.cache.signals.fire(token)
 
 
@@ -500,7 +502,7 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
             yield from _write(p, placement.plan, cause)
         gate.leave(nbytes)
         if placement.plan is not None:
-            yield from _write_through(p, [ref.key for ref in placement.plan.targets])
+            yield from _write_through(p, placement.plan.targets)
         if placement.nowhere:
             p.fail(NOWHERE)
         p.unwanted.update(b.key for b in placement.unwanted)
@@ -513,10 +515,18 @@ def _store(p: _Progress | _Background, blocks: Sequence[Block], cause: Cause) ->
 
 def _together(nbytes: int, semantics: Semantics) -> int:
     """Return how many blocks of so many bytes one request stores or promotes at once: what has to
-    be done for a batch costs the program as much as five small blocks."""
-    if semantics.batch_blocks is not None:
-        return semantics.batch_blocks
-    return max(_LEAST_BLOCKS, min(_MOST_BLOCKS, _BATCH_BYTES // max(1, nbytes)))
+    be done for a batch costs the program as much as ten blocks."""
+    return semantics.batch_blocks or _blocks_in(_BATCH_BYTES, nbytes)
+
+
+def _places(blocks: Sequence[Block | CopyRef], semantics: Semantics) -> int:
+    """Return how many places blocks take in a queue: it is as long however many go at once."""
+    each = semantics.batch_blocks or _blocks_in(_PLACE_BYTES, blocks[0].nbytes)
+    return -(-len(blocks) // each)
+
+
+def _blocks_in(room: int, nbytes: int) -> int:
+    return max(_LEAST_BLOCKS, min(_MOST_BLOCKS, room // max(1, nbytes)))
 
 
 def _write(p: _Progress | _Background, plan: RoomPlan, cause: Cause) -> Step:
@@ -533,30 +543,32 @@ def _write(p: _Progress | _Background, plan: RoomPlan, cause: Cause) -> Step:
         p.fail(failure.error or "write-failed")
 
 
-def _write_through(p: _Progress | _Background, keys: Sequence[Key]) -> Step:
+def _write_through(p: _Progress | _Background, refs: Sequence[CopyRef]) -> Step:
     """Have copies made in the last tier: by a life of its own, for which nothing but a full queue
     is waited; or here and now, where this is such a life anyway."""
     through, cache = p.world.through, p.world.cache
     if through is None:
         return
-    wanted = [key for key in keys if not cache.backed_up(key)]
+    wanted = [ref for ref in refs if not cache.backed_up(ref.key)]
     if not wanted:
         return
+    keys = [ref.key for ref in wanted]
     if isinstance(p, _Background):
-        yield from _copy_through(p.world, through, wanted)
+        yield from _copy_through(p.world, through, keys)
         return
-    if not through.gate.try_enter():
+    places = _places(wanted, p.world.semantics)
+    if not through.gate.try_enter(places):
         if p.world.semantics.write_behind_drop:
-            through.dropped_blocks += len(wanted)
+            through.dropped_blocks += len(keys)
             return
-        yield from _wait(p, through.gate.line_up())
-    done = yield Spawn(_through(p.world, through, wanted))
+        yield from _wait(p, through.gate.line_up(places))
+    done = yield Spawn(_through(p.world, through, keys, places))
     p.now_ns = done.at_ns
 
 
-def _through(world: World, through: Through, keys: Sequence[Key]) -> Life:
+def _through(world: World, through: Through, keys: Sequence[Key], places: int) -> Life:
     yield from _copy_through(world, through, keys)
-    through.gate.leave()
+    through.gate.leave(places)
 
 
 def _copy_through(world: World, through: Through, keys: Sequence[Key]) -> Life:

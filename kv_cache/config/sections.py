@@ -339,8 +339,10 @@ class SemanticsConfig:
         flag="--write-behind",
     )
     write_behind_queue: int = opt(
-        64, "Stores that may be in the write-behind queue", low=1, high=1_000_000
-    )
+        64, "Stores that may be in the write-behind queue: `batch_blocks` each or, if that is not "
+        "given, 8 blocks, and of blocks below 2 MiB as many as 16 MiB, at most 64",
+        low=1, high=1_000_000,
+    )  # fmt: skip
     write_behind_full: str = opt(
         "wait", "When that queue is full: wait for room, or drop the store and count it",
         choices=("wait", "drop"),
@@ -355,7 +357,7 @@ class SemanticsConfig:
     )
     batch_blocks: int | None = opt(
         None, "Blocks that one request stores or promotes at once; if not given, 8, and of blocks "
-        "below 2 MiB as many as 16 MiB, at most 64", low=1, high=4096,
+        "below 8 MiB as many as 64 MiB, at most 64", low=1, high=4096,
     )  # fmt: skip
 
 

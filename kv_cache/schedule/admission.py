@@ -15,6 +15,7 @@ class Gate:
     """At most `slots` holders with at most `max_bytes` together; 0 means no limit.
 
     One holder is always let in, whatever its size: an object larger than `max_bytes` goes alone.
+    Of a queue the bytes are places.
     """
 
     def __init__(self, gate_id: int, signals: Signals, *, slots: int = 0, max_bytes: int = 0):

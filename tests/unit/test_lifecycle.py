@@ -35,6 +35,7 @@ from kv_cache.core.kinds import Lookup, OpKind, Outcome, Qos, RunMode, Tier
 from kv_cache.core.record import RequestRecord, unstarted
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
+from kv_cache.core.units import MIB
 from kv_cache.lifecycle import (
     NOWHERE,
     ROOM_LOST,
@@ -210,7 +211,7 @@ class Place:
             semantics=semantics,
             mode=mode,
             stores=Gate(0, signals, slots=store_slots, max_bytes=store_bytes),
-            behind=Gate(1, signals, slots=behind_slots),
+            behind=Gate(1, signals, max_bytes=behind_slots),
         )
         self.children: list[Life] = []
 
@@ -572,6 +573,20 @@ def test_the_queue_behind_is_bounded_and_a_full_one_is_waited_for() -> None:
     hand.to_the_end()
     assert place.background() == ["prefill write B@storage"]
     assert place.world.dropped_stores == 0
+
+
+def test_blocks_of_2_mib_are_stored_32_at_once_and_take_four_places_of_the_queue() -> None:
+    for slots, wanted in ((4, "await gate-1"), (5, "spawn")):
+        place = Place(SERVING, behind_slots=slots, nvme=40 * 2 * MIB // PAGE)
+        sequence = tuple(Block(content_key(number), 16, 2 * MIB) for number in range(40))
+        hand = place.begin(ask(sequence, output_tokens=0))
+        hand.until("spawn")
+        hand.answer()
+        assert hand.wants == wanted
+        stores = place.children.pop(0)
+        transfer = next(stores)
+        assert isinstance(transfer, Transfer)
+        assert len(transfer.ops) == 32
 
 
 def test_a_full_queue_behind_may_drop_stores_and_counts_them() -> None:
