@@ -10,7 +10,6 @@ something always runs to its end, so nothing waits for ever.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from itertools import repeat
 
 from msgspec import Struct, field
 
@@ -398,7 +397,7 @@ def _load(p: _Progress, pinned: Sequence[CopyRef], cause: Cause) -> Step:
 
 
 def _read(p: _Progress, refs: Sequence[CopyRef], cause: Cause, bad: list[CopyRef]) -> Step:
-    done = yield Transfer(tuple(map(Read, refs, repeat(cause))))
+    done = yield Transfer(Read, refs, cause)
     p.now_ns, failures = done.at_ns, done.failures
     for number, ref in enumerate(refs):
         _end_load(p, ref, failures.get(number), cause, bad)
@@ -412,7 +411,7 @@ def _promote(
     if not cache.begin_writes(plan):
         yield from _read(p, refs, cause, bad)
         return
-    done = yield Transfer(tuple(map(Move, refs, plan.targets, repeat(Cause.PROMOTION))))
+    done = yield Transfer(Move, refs, Cause.PROMOTION, plan.targets)
     p.now_ns, failures = done.at_ns, done.failures
     cache.end_writes(plan.targets, failed=failures)
     for number, ref in enumerate(refs):
@@ -534,7 +533,7 @@ def _write(p: _Progress | _Background, plan: RoomPlan, cause: Cause) -> Step:
     if not cache.begin_writes(plan):
         p.fail(ROOM_LOST)
         return
-    done = yield Transfer(tuple(map(Write, plan.targets, repeat(cause))))
+    done = yield Transfer(Write, plan.targets, cause)
     p.now_ns, failures = done.at_ns, done.failures
     cache.end_writes(plan.targets, failed=failures)
     p.stored_bytes += sum([ref.nbytes for ref in plan.targets])
@@ -597,8 +596,7 @@ def _copy(
     failures: dict[int, OpDone] = {}
     written = cache.begin_writes(plan)
     if written:
-        pairs = zip(refs, plan.targets, strict=True)
-        done = yield Transfer(tuple(Move(ref, target, cause) for ref, target in pairs))
+        done = yield Transfer(Move, refs, cause, plan.targets)
         failures = done.failures
         cache.end_writes(plan.targets, failed=failures)
     unreadable = {number for number, each in failures.items() if each.failed is OpKind.READ}
@@ -618,29 +616,29 @@ def _make_room(
     evicted, demoted = charged or Cause.EVICTION, charged or Cause.DEMOTION
     for level in plan.levels:
         if level.drops:
-            done = yield Transfer(tuple(map(Delete, level.drops, repeat(evicted))))
+            done = yield Transfer(Delete, level.drops, evicted)
             now_ns = done.at_ns
             _end_drops(level.drops, done, world, level.claim)
         if not level.demotions:
             continue
         ready = cache.begin_demotions(level)
         if ready:
-            moves = tuple([Move(d.source, d.target, demoted) for d in ready])
-            done = yield Transfer(moves)
+            moved, targets = [d.source for d in ready], [d.target for d in ready]
+            done = yield Transfer(Move, moved, demoted, targets)
             now_ns = done.at_ns
             cache.end_demotions(ready, failed=done.failures)
         sources = [d.source for d in level.demotions]
         while (token := cache.pinned(sources)) is not None:
             done = yield Await(token)
             now_ns = done.at_ns
-        done = yield Transfer(tuple(map(Delete, sources, repeat(demoted))))
+        done = yield Transfer(Delete, sources, demoted)
         now_ns = done.at_ns
         _end_drops(sources, done, world, level.claim)
     return now_ns
 
 
 def _delete(refs: Sequence[CopyRef], cause: Cause, world: World) -> Generator[Effect, Done, int]:
-    done = yield Transfer(tuple(Delete(ref, cause) for ref in refs))
+    done = yield Transfer(Delete, refs, cause)
     _end_drops(refs, done, world)
     return done.at_ns
 

@@ -219,7 +219,7 @@ class _Running:
             on_record=watchers.on_record,
             on_op=watchers.op_watcher,
             on_arrival=watchers.on_arrival,
-            on_latencies=watchers.on_latencies,
+            on_latencies=watchers.latencies_watcher,
             together=job.start.seat,
         )
         with open_run(plan, self.caught.stop, hooks) as real:
@@ -285,7 +285,7 @@ class _Running:
                 on_op=watchers.op_watcher,
                 on_leg=watchers.leg_watcher,
                 on_arrival=watchers.on_arrival,
-                on_latencies=watchers.on_latencies,
+                on_latencies=watchers.latencies_watcher,
                 stopped=self.caught.stop.is_set,
             )
 

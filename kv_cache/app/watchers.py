@@ -1,6 +1,6 @@
 """Who is told of each request and operation of a run: the files that were asked for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ from kv_cache.app.run_directory import RunDirectory
 from kv_cache.config.schema import print_config
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.effect import Leg, Op, OpDone
-from kv_cache.core.kinds import Phase
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.files.environment import captured, results_place
@@ -21,8 +20,8 @@ from kv_cache.files.recording import (
     Recording,
 )
 from kv_cache.files.records import LineWriter, dump_row
-from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.outcome import RunOutcome
+from kv_cache.metrics.window import OnLatencies
 
 
 class Watchers:
@@ -73,11 +72,10 @@ class Watchers:
     def leg_watcher(self) -> Callable[[Op, Leg], None]:
         return ignore if self._io_trace is None else self._io_trace.on_leg
 
-    def on_latencies(
-        self, start_ns: int, end_ns: int, phase: Phase, found: Mapping[str, Histogram]
-    ) -> None:
-        if self._hdr_log is not None:
-            self._hdr_log.on_latencies(start_ns, end_ns, phase, found)
+    @property
+    def latencies_watcher(self) -> OnLatencies | None:
+        """What is told of each window's latencies, if anything is to be written of them."""
+        return None if self._hdr_log is None else self._hdr_log.on_latencies
 
     def on_record(self, record: RequestRecord) -> None:
         if self._requests is not None:

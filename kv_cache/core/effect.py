@@ -5,7 +5,8 @@ hold no buffers, no files and no clocks, so that threads and a virtual clock can
 out. A failed operation is a `Done` with `ok=False`, not an exception.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from itertools import repeat
 from typing import NamedTuple, cast
 
 from msgspec import Struct
@@ -88,9 +89,20 @@ def _way(op: Op) -> tuple[Tier, Tier, Cause]:
 
 
 class Transfer(Struct, frozen=True):
-    """Operations that may be done in any order and at the same time."""
+    """Operations of one sort, for one cause, that may be done in any order and at the same time:
+    on copies, or from copies (`refs`) to the `targets` of moves."""
 
-    ops: tuple[Op, ...]
+    sort: type[Op]
+    refs: Sequence[CopyRef]
+    cause: Cause
+    targets: Sequence[CopyRef] = ()
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """Each of them, for who performs them one by one."""
+        sort: Callable[..., Op] = self.sort
+        columns = (self.refs, self.targets) if self.targets else (self.refs,)
+        return tuple(map(sort, *columns, repeat(self.cause)))
 
 
 class Compute(Struct, frozen=True):

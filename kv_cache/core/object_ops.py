@@ -6,6 +6,7 @@ of the block. What of a write went well beside an object that failed is deleted 
 """
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from kv_cache.core.block import KEY_BYTES, salted_key
 from kv_cache.core.effect import (
@@ -27,6 +28,16 @@ def objects_of(ref: CopyRef) -> Iterator[CopyRef]:
     for i in range(count):
         layer_key = salted_key(key, i.to_bytes(KEY_BYTES, "little")) if i else key
         yield CopyRef(copy_id + i, layer_key, tier, nbytes // count, version + i)
+
+
+_count_of = itemgetter(CopyRef._fields.index("objects"))
+
+
+def single_objects(refs: Sequence[CopyRef]) -> Sequence[CopyRef]:
+    """Return the objects of all copies, in the order of the copies."""
+    if max(map(_count_of, refs)) == 1:
+        return refs
+    return [part for ref in refs for part in objects_of(ref)]
 
 
 def of_objects(ops: Sequence[Op]) -> tuple[Op, ...]:

@@ -29,6 +29,12 @@ FEWEST_BEYOND = 10
 """Values beyond a percentile without which it is not given: how many lie beyond the true one then
 varies by a third of what it should be (their square root), and by more with every value fewer."""
 
+_FEW = 512
+"""Values of a window that are kept as they are."""
+
+_MANY, _EXACT = 512, 2**53
+"""So many values are put into buckets by numpy, if a float has each of them exactly."""
+
 _BITS = 8
 RELATIVE_ERROR = 1 / 2 ** (_BITS + 1)
 
@@ -74,6 +80,16 @@ def _beyond(percent: float) -> tuple[int, int]:
     return (1 - Fraction(str(percent)) / 100).as_integer_ratio()
 
 
+def _rank(percent: float, count: int) -> int:
+    part, of = _part(percent)
+    return max(1, -(-part * count // of))
+
+
+def _middle(bucket: int, lowest: int, highest: int) -> float:
+    low, high = bucket_bounds(bucket)
+    return float(min(max((low + high) / 2, lowest), highest))
+
+
 class Bound(NamedTuple):
     """The value at a rank; with `at_least`, the true one may be larger."""
 
@@ -84,7 +100,7 @@ class Bound(NamedTuple):
 class Values(NamedTuple):
     """Some values, for each histogram that they are added to."""
 
-    buckets: Sequence[int]
+    buckets: Sequence[int] | npt.NDArray[np.int64]
     total: int
     lowest: int
     highest: int
@@ -92,8 +108,11 @@ class Values(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[int]) -> "Values":
         lowest, highest = min(values), max(values)
+        buckets: Sequence[int] | npt.NDArray[np.int64]
         if lowest == highest:
             buckets = [bucket_of(lowest)] * len(values)
+        elif len(values) >= _MANY and highest < _EXACT:
+            buckets = _buckets_of(np.fromiter(values, np.int64, len(values)))
         else:
             buckets = [  # `bucket_of`, without the call
                 value
@@ -102,6 +121,13 @@ class Values(NamedTuple):
                 for value in values
             ]
         return cls(buckets, sum(values), lowest, highest)
+
+
+def _buckets_of(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`bucket_of` each of values below `_EXACT`."""
+    _, bits = np.frexp(values)
+    shift = np.maximum(bits.astype(np.int64) - _BITS - 1, 0)
+    return (shift << _BITS) + (values >> shift)
 
 
 class Histogram:
@@ -133,9 +159,13 @@ class Histogram:
         if values.lowest == values.highest:
             self.add(values.lowest, len(values.buckets))
             return
-        counts = self._counts
-        for bucket in values.buckets:
-            counts[bucket] += 1
+        if isinstance(values.buckets, np.ndarray):
+            mine = self._array()
+            mine += np.bincount(values.buckets, minlength=BUCKETS)
+        else:
+            counts = self._counts
+            for bucket in values.buckets:
+                counts[bucket] += 1
         self.count += len(values.buckets)
         self.total += values.total
         if self.lowest is None or values.lowest < self.lowest:
@@ -220,12 +250,10 @@ class Histogram:
         highest = self.highest
         if count > self.count and self.in_flight is not None:
             highest = max(highest, self.in_flight.highest or 0)
-        part, of = _part(percent)
-        rank = max(1, -(-part * count // of))
+        rank = _rank(percent, count)
         if rank >= count:
             return float(highest)
-        low, high = bucket_bounds(first + int(below.searchsorted(rank)))
-        return float(min(max((low + high) / 2, self.lowest), highest))
+        return _middle(first + int(below.searchsorted(rank)), self.lowest, highest)
 
     def clear(self) -> None:
         """As new, in the same memory."""
@@ -293,6 +321,58 @@ class Histogram:
 
     def _array(self) -> npt.NDArray[np.int64]:
         return np.frombuffer(self._counts, np.int64)
+
+
+class WindowValues:
+    """The values of one window. A few are kept as they are, which is cheaper to add, to read and to
+    clear; more are a histogram. What is read of either is the same."""
+
+    __slots__ = ("_few", "_many")
+
+    def __init__(self) -> None:
+        self._few: list[int] = []
+        self._many = Histogram()
+
+    @property
+    def count(self) -> int:
+        return self._many.count + len(self._few)
+
+    def add(self, value: int) -> None:
+        self._few.append(value)
+        if len(self._few) > _FEW:
+            self.histogram()
+
+    def add_all(self, values: Iterable[int]) -> None:
+        self._few += values
+        if len(self._few) > _FEW:
+            self.histogram()
+
+    def histogram(self) -> Histogram:
+        """Return all of them as a histogram, until the next value or `clear`."""
+        if self._few:
+            self._many.add_all(Values.of(self._few))
+            self._few.clear()
+        return self._many
+
+    def read(self, percents: Iterable[float]) -> tuple[int, list[float]]:
+        """Return the highest, and the values at ranks as `Histogram.at_ranks` does. There must be
+        values."""
+        if self._many.count:
+            many = self.histogram()
+            return many.highest or 0, many.at_ranks(percents)
+        values, count = sorted(self._few), len(self._few)
+        lowest, highest = values[0], values[-1]
+        ranks = [_rank(percent, count) for percent in percents]
+        return highest, [
+            float(highest) if rank >= count
+            else _middle(bucket_of(values[rank - 1]), lowest, highest)
+            for rank in ranks
+        ]  # fmt: skip
+
+    def clear(self) -> None:
+        self._few.clear()
+        if self._many.count:
+            self._many.clear()
 
 
 def merged(histograms: Iterable[Histogram]) -> Histogram:

@@ -87,20 +87,23 @@ class BytesOverTime:
         side.call_byte_ns += nbytes * length
 
     def calls(self, kind: OpKind, legs: EndedLegs, start: int, end: int | None) -> None:
-        """As `call` of each: at once where all lie in one slot of the window."""
-        began, ended = min(legs.began_ns), max(legs.ended_ns)
-        whole = start <= began < ended and (end is None or ended <= end)
-        slot = self._slot(ended - start - 1) if whole else 0
-        if not whole or (began - start) // self._slot_ns != slot:
-            for finished, since, ref in zip(*legs, strict=True):
-                self.call(kind, IoChunk(finished, ref.nbytes), since, start, end)
-            return
-        side, nbytes = self._sides[kind], sum([ref.nbytes for ref in legs.refs])
-        side.slots[slot] += nbytes
+        """As `call` of each: at once where one lies in a slot of the window."""
+        last = max(legs.ended_ns)
+        within = last > start and (end is None or last <= end)
+        if within:
+            self._slot(last - start - 1)  # from here on slots stay as long as they are
+        side, slot_ns, nbytes, byte_ns = self._sides[kind], self._slot_ns, 0, 0
+        for ended, since, ref in zip(*legs, strict=True):
+            size, began = ref.nbytes, min(since, ended - 1)
+            slot = (ended - 1 - start) // slot_ns
+            if within and began >= start and (began - start) // slot_ns == slot:
+                side.slots[slot] += size
+                nbytes += size
+                byte_ns += (ended - began) * size
+            else:
+                self.call(kind, IoChunk(ended, size), began, start, end)
         side.nbytes += nbytes
-        side.call_byte_ns += sum(
-            [max(1, ended - began) * ref.nbytes for ended, began, ref in zip(*legs, strict=True)]
-        )
+        side.call_byte_ns += byte_ns
 
     def _slot(self, since_ns: int) -> int:
         while since_ns // self._slot_ns >= MOST_SLOTS:

@@ -336,33 +336,44 @@ class Recorder:
         """Record legs, of at least one operation that has ended. `new`: of blocks that were stored
         as new. `times_ns`: of legs of one phase, what each took in all and in the device, if that
         is not all of the time until it ended."""
-        ended_ns, began_ns, refs = legs
         if times_ns is None:
-            latencies = Values.of(list(map(sub, ended_ns, began_ns)))
+            latencies: Sequence[int] = list(map(sub, legs.ended_ns, legs.began_ns))
         else:
-            latencies = Values.of(times_ns[tier is Tier.NVME])
-        sizes = Values.of([ref.nbytes for ref in refs])
-        self.meter.legs(tier, kind, latencies, sizes.total)
+            latencies = times_ns[tier is Tier.NVME]
+        self.meter.legs(tier, kind, latencies, sum([ref.nbytes for ref in legs.refs]))
+        self.totals(tier, kind, cause, engine, legs, new=new, times_ns=times_ns)
+
+    def totals(
+        self,
+        tier: Tier,
+        kind: OpKind,
+        cause: Cause,
+        engine: str,
+        legs: EndedLegs,
+        *,
+        new: bool,
+        times_ns: tuple[Sequence[int], Sequence[int]] | None = None,
+    ) -> None:
+        """Record legs as `legs` does, in what is not of a window alone."""
         if new:
-            self.new_bytes += sizes.total
+            self.new_bytes += sum([ref.nbytes for ref in legs.refs])
         if tier is Tier.NVME and kind is not OpKind.WRITE:
-            self.distinct.see(refs, kind)
-        phase = self.edges.phase_of(max(ended_ns))
-        if phase is self.edges.phase_of(min(ended_ns)):
-            flow = Flow(phase, tier, kind, cause, engine)
-            self._add_legs(flow, legs, latencies, sizes, times_ns)
+            self.distinct.see(legs.refs, kind)
+        phase = self.edges.phase_of(max(legs.ended_ns))
+        if phase is self.edges.phase_of(min(legs.ended_ns)):
+            self._add_legs(Flow(phase, tier, kind, cause, engine), legs, times_ns)
             return
-        for ended, began, ref in zip(*legs, strict=True):
-            flow = Flow(self.edges.phase_of(ended), tier, kind, cause, engine)
-            leg = EndedLegs((ended,), (began,), (ref,))
-            self._add_legs(flow, leg, Values.of([ended - began]), Values.of([ref.nbytes]))
+        rows: defaultdict[Phase, list[tuple[int, int, CopyRef]]] = defaultdict(list)
+        for row in zip(*legs, strict=True):
+            rows[self.edges.phase_of(row[0])].append(row)
+        for phase, of_phase in rows.items():
+            part = EndedLegs(*zip(*of_phase, strict=True))
+            self._add_legs(Flow(phase, tier, kind, cause, engine), part)
 
     def _add_legs(
         self,
         flow: Flow,
         legs: EndedLegs,
-        latencies: Values,
-        sizes: Values,
         times_ns: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
         """Count legs that ended in one phase."""
@@ -373,9 +384,11 @@ class Recorder:
                 leg = Leg(tier, kind, engine, ref.nbytes, began, ended, ended - began, ())
                 self._in_flight(cause, leg)
         stats.operations += count
+        sizes = Values.of([ref.nbytes for ref in legs.refs])
         stats.sizes.add_all(sizes)
-        total = device = latencies
-        if times_ns is not None:
+        if times_ns is None:
+            total = device = Values.of(list(map(sub, legs.ended_ns, legs.began_ns)))
+        else:
             total, device = map(Values.of, times_ns)
         stats.total.add_all(total)
         stats.device.add_all(device)

@@ -17,10 +17,11 @@ from kv_cache.core.effect import ABORTED, OpDone
 from kv_cache.core.kinds import OpKind, Outcome, Phase, Qos, Tier
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.units import NS_PER_S, ns_to_ms, ns_to_s
-from kv_cache.metrics.histogram import Histogram, Values, supported
+from kv_cache.metrics.histogram import Histogram, WindowValues, supported
 from kv_cache.metrics.slo import Slo
 
 _PERCENTS = (50, 95, 99)
+_OUTCOMES = tuple(Outcome)
 Count = TypeVar("Count", int, float)
 
 
@@ -135,7 +136,7 @@ class _Ops:
     __slots__ = ("bytes", "calls", "failed", "latency", "operations")
 
     def __init__(self) -> None:
-        self.latency = Histogram()
+        self.latency = WindowValues()
         self.clear()
 
     def clear(self) -> None:
@@ -147,15 +148,14 @@ class _Class:
     __slots__ = ("ends", "output", "over", "prompt", "response", "squares", "ttft", "used")
 
     def __init__(self, slos: int) -> None:
-        self.response, self.ttft = Histogram(), Histogram()
+        self.response, self.ttft = WindowValues(), WindowValues()
         self.over = [0] * slos
-        self.used, self.squares = [0.0] * slos, [0.0] * slos
         self.clear()
 
     def clear(self) -> None:
         self.response.clear()
         self.ttft.clear()
-        self.ends = dict.fromkeys(Outcome, 0)
+        self.ends = dict.fromkeys(_OUTCOMES, 0)
         self.over = [0] * len(self.over)
         self.used, self.squares = [0.0] * len(self.over), [0.0] * len(self.over)
         self.prompt = self.output = 0
@@ -227,9 +227,9 @@ class Meter:
         if done.failed is not None and done.error != ABORTED:
             self._live.ops[done.failed_tier, done.failed].failed += 1
 
-    def legs(self, tier: Tier, kind: OpKind, latencies: Values, nbytes: int) -> None:
+    def legs(self, tier: Tier, kind: OpKind, latencies: Sequence[int], nbytes: int) -> None:
         """Count sides of operations that went well, by one call each."""
-        bins, count = self._live.ops[tier, kind], len(latencies.buckets)
+        bins, count = self._live.ops[tier, kind], len(latencies)
         bins.operations += count
         bins.latency.add_all(latencies)
         if kind is not OpKind.DELETE:
@@ -299,10 +299,10 @@ class Meter:
 
 
 def _by_tag(bins: Bins) -> dict[str, Histogram]:
-    histograms = {latency_tag(t.label, k.value): ops.latency for (t, k), ops in bins.ops.items()}
+    values = {latency_tag(t.label, k.value): ops.latency for (t, k), ops in bins.ops.items()}
     for qos, each in bins.classes.items():
-        histograms |= {f"response.{qos.value}": each.response, f"ttft.{qos.value}": each.ttft}
-    return {tag: histogram for tag, histogram in sorted(histograms.items()) if histogram.count}
+        values |= {f"response.{qos.value}": each.response, f"ttft.{qos.value}": each.ttft}
+    return {tag: some.histogram() for tag, some in sorted(values.items()) if some.count}
 
 
 def _op_window(ops: _Ops) -> OpWindow:
@@ -330,16 +330,19 @@ def _class_window(bins: _Class) -> ClassWindow:
     )
 
 
-def _latency(histogram: Histogram) -> Latency:
-    if not histogram.count:
+def _latency(values: WindowValues) -> Latency:
+    count = values.count
+    if not count:
         return NO_LATENCY
-    known = [percent for percent in _PERCENTS if supported(histogram.count, percent)]
-    *values, rank95 = histogram.at_ranks([*known, 95])
-    p50, p95, p99 = map(dict(zip(known, values, strict=True)).get, _PERCENTS)
+    highest, (p50, p95, p99) = values.read(_PERCENTS)
     return Latency(
-        count=histogram.count, p50_ns=p50, p95_ns=p95, p99_ns=p99, highest_ns=histogram.highest,
-        rank95_ns=rank95,
-    )  # fmt: skip
+        count=count,
+        p50_ns=p50 if supported(count, 50) else None,
+        p95_ns=p95 if supported(count, 95) else None,
+        p99_ns=p99 if supported(count, 99) else None,
+        highest_ns=highest,
+        rank95_ns=p95,
+    )
 
 
 # --- the series ------------------------------------------------------------------------------
@@ -408,6 +411,8 @@ def joined(first: Window, second: Window) -> Window:
 
 
 def _joined_ops(parts: Sequence[OpWindow]) -> OpWindow:
+    if len(parts) == 1:
+        return parts[0]
     return OpWindow(
         operations=sum(p.operations for p in parts),
         failed=sum(p.failed for p in parts),
@@ -418,6 +423,8 @@ def _joined_ops(parts: Sequence[OpWindow]) -> OpWindow:
 
 
 def _joined_class(first: ClassWindow, second: ClassWindow) -> ClassWindow:
+    if not first.ended or not second.ended:
+        return first if first.ended else second
     names = ("completed", "failed", "rejected", "prompt_tokens", "output_tokens")
     return ClassWindow(
         **{name: getattr(first, name) + getattr(second, name) for name in names},
@@ -435,8 +442,8 @@ def _added(first: Sequence[Count], second: Sequence[Count]) -> tuple[Count, ...]
 
 def _larger(parts: Iterable[Latency]) -> Latency:
     some = [part for part in parts if part.count]
-    if not some:
-        return NO_LATENCY
+    if len(some) < 2:
+        return some[0] if some else NO_LATENCY
     return Latency(
         count=sum(p.count for p in some),
         p50_ns=_most(p.p50_ns for p in some),

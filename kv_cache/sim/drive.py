@@ -5,12 +5,13 @@ byte, in every process. Nothing here may look at a real clock.
 """
 
 import heapq
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, repeat
 from math import inf
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.clock import VirtualClock
@@ -34,7 +35,7 @@ from kv_cache.core.effect import (
     Write,
 )
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
-from kv_cache.core.object_ops import of_blocks, of_objects
+from kv_cache.core.object_ops import of_blocks, of_objects, single_objects
 from kv_cache.core.record import RequestRecord, unstarted
 from kv_cache.core.request import Request
 from kv_cache.core.signals import Signals
@@ -52,6 +53,7 @@ from kv_cache.sim.models import Devices, asked
 OnRecord = Callable[[RequestRecord], None]
 OnOp = Callable[[OpDone], None]
 OnLeg = Callable[[Op, Leg], None]
+T = TypeVar("T")
 
 
 def _never() -> bool:
@@ -65,22 +67,24 @@ def _on_storage(op: Op) -> bool:
 
 class _Moves:
     """A life that waits for moves that were asked for at one instant, of which this was the `first`
-    event: the first legs that have not ended, the latest first, with their places among the events;
-    and the latest end that is known, with its place."""
+    event: the first legs that have not ended, in the order of the events; and the latest end that
+    is known, with its place."""
 
-    __slots__ = ("asked_ns", "end", "first", "life", "on_end", "reading")
+    __slots__ = ("asked_ns", "cause", "end", "first", "life", "on_end", "reading")
 
     def __init__(
         self,
         life: Generator[Effect, Done, Any],
         on_end: Callable[[Any], None],
         first: int,
+        cause: Cause,
         asked_ns: int,
         reading: list[Reading],
     ) -> None:
         self.life = life
         self.on_end = on_end
         self.first = first
+        self.cause = cause
         self.asked_ns = asked_ns
         self.reading = reading
         self.end = (0, 0)
@@ -170,6 +174,12 @@ class Simulation:
             self._live(life, ignore)
             self._run_until(None)
         self._ends.settle(self.now_ns + 1)
+        self._ends.flush()
+
+    def counted(self, read: Callable[[], T]) -> T:
+        """Return what `read` reads of the recorder, which has all that windows have counted."""
+        self._ends.flush()
+        return read()
 
     def run(
         self,
@@ -198,6 +208,7 @@ class Simulation:
         edges = self._recorder.edges
         over = end_ns is None or self._intake.finished or self._enough or stopped()
         self._ends.settle((self.now_ns if over else end_ns or 0) + (not self._enough))
+        self._ends.flush()
         if over:
             edges.measure_end_ns = self.now_ns
             edges.measure_start_ns = min(edges.measure_start_ns, self.now_ns)
@@ -212,6 +223,7 @@ class Simulation:
         if last_ns is not None and not stopped():
             self._clock.advance_to(max(self.now_ns, self._ends.latest_ns(last_ns)))
         self._ends.settle(self.now_ns + 1)
+        self._ends.flush()
         self._cut_off()
         self._cut()
 
@@ -373,10 +385,10 @@ class Simulation:
                 return
             self._wake_waiters()
             match effect:
-                case Transfer(ops=ops):
+                case Transfer():
                     if self._singly:
-                        self._transfer_singly(life, on_end, ops)
-                    elif self._transfer(life, on_end, ops, begins=begins):
+                        self._transfer_singly(life, on_end, effect.ops)
+                    elif self._transfer(life, on_end, effect, begins=begins):
                         done = Done(self._clock.now_ns())
                         continue
                 case Compute(duration_ns=duration_ns):
@@ -413,29 +425,27 @@ class Simulation:
         self,
         life: Generator[Effect, Done, Any],
         on_end: Callable[[Any], None],
-        blocks: tuple[Op, ...],
+        transfer: Transfer,
         *,
         begins: bool,
     ) -> bool:
         """Ask assumed devices, which say at once when they will have done what they are asked: one
         event ends a batch. The second leg of a move is asked for after its first. Return whether
         all has ended: in no time, before anything else happens."""
-        ops = of_objects(blocks)
-        now_ns, number = self._clock.now_ns(), self._sequence
-        self._sequence += len(ops)
-        kind, cause = _KINDS[type(ops[0])], ops[0].cause  # a batch is of one kind and cause
-        sources, asked_ns = [op.source for op in ops], [now_ns] * len(ops)
-        ends_ns = self._devices.ends_ns(sources, kind, asked_ns)
-        if isinstance(ops[0], Move):
-            reading = sorted(zip(ends_ns, count(number), ops, strict=False))
-            reading.reverse()
-            moves = _Moves(life, on_end, number, now_ns, cast("list[Reading]", reading))
-            self._ends.moving[number] = cause, now_ns, moves.reading
-            self._await_read(moves)
+        now_ns, first = self._clock.now_ns(), self._sequence
+        kind, cause, refs = _KINDS[transfer.sort], transfer.cause, single_objects(transfer.refs)
+        self._sequence += len(refs)
+        asked_ns = [now_ns] * len(refs)
+        ends_ns = self._devices.ends_ns(refs, kind, asked_ns)
+        if transfer.targets:
+            targets = single_objects(transfer.targets)
+            reading = sorted(zip(ends_ns, repeat(False), count(first), refs, targets, strict=False))
+            self._ends.moving[first] = cause, now_ns, reading
+            self._await_read(_Moves(life, on_end, first, cause, now_ns, reading))
             return False
-        legs = EndedLegs(ends_ns, asked_ns, sources)
+        legs = EndedLegs(ends_ns, asked_ns, refs)
         self._ends.add(kind, cause, legs, ends_ns, new=kind is OpKind.WRITE)
-        end_ns, last = _last_end(ends_ns, number)
+        end_ns, last = _last_end(ends_ns, first)
         events = self._events
         if end_ns == now_ns and not begins and (not events or events[0] > (now_ns, False, last)):
             return True
@@ -443,30 +453,25 @@ class Simulation:
         return False
 
     def _await_read(self, moves: _Moves) -> None:
-        read_ns, number, _ = moves.reading[-1]
         action: Callable[[], None] = partial(self._write_moved, moves)
-        heapq.heappush(self._events, (read_ns, False, number, action))
+        heapq.heappush(self._events, (*moves.reading[0][:3], action))
 
     def _write_moved(self, moves: _Moves) -> None:
         """Ask for the second legs of moves whose first has ended, until something else happens."""
-        events, reading, until_ns = self._events, moves.reading, self._until_ns()
-        moved = [reading.pop()]
-        while reading:
-            due_ns, number, _ = reading[-1]
-            if due_ns >= until_ns or (events and events[0] < (due_ns, False, number)):
-                break
-            moved.append(reading.pop())
-        read_ns = [each[0] for each in moved]
-        sources = [op.source for _, _, op in moved]
-        targets = [op.target for _, _, op in moved]
+        events, reading = self._events, moves.reading
+        over = bisect_left(reading, (self._until_ns(),))
+        if events:
+            over = bisect_left(reading, events[0][:3], 0, over)
+        read_ns, _, _, sources, targets = zip(*reading[: max(1, over)], strict=True)
+        del reading[: len(read_ns)]
         ends_ns = self._devices.ends_ns(targets, OpKind.WRITE, read_ns)
         self._clock.advance_to(read_ns[-1])
-        cause, asked_ns = moved[0][2].cause, [moves.asked_ns] * len(moved)
-        read, written = EndedLegs(read_ns, asked_ns, sources), EndedLegs(ends_ns, read_ns, targets)
-        self._ends.add(OpKind.READ, cause, read, ends_ns, new=False)
-        self._ends.add(OpKind.WRITE, cause, written, ends_ns, new=False)
+        read = EndedLegs(read_ns, [moves.asked_ns] * len(read_ns), sources)
+        self._ends.add(OpKind.READ, moves.cause, read, ends_ns, new=False)
+        written = EndedLegs(ends_ns, read_ns, targets)
+        self._ends.add(OpKind.WRITE, moves.cause, written, ends_ns, new=False)
         moves.end = max(moves.end, _last_end(ends_ns, self._sequence))
-        self._sequence += len(moved)
+        self._sequence += len(read_ns)
         if reading:
             self._await_read(moves)
             return

@@ -189,7 +189,6 @@ def simulate(
     meter, control = build_control(config, slos, watch)
     meter.on_latencies = on_latencies
     recorder = Recorder(Edges(), meter)
-    precision = follow_precision(config, recorder, control)
     modelled = _Modelled(config, load, specs, seed)
     simulation = Simulation(
         world,
@@ -207,6 +206,7 @@ def simulate(
         io_workers=None if modelled.shared is None else IoWorkers(config.io.threads - 1),
         background=None if modelled.shared is None else BACKGROUND_THREADS,
     )
+    precision = follow_precision(config, recorder, control, simulation.counted)
     digest = schedule_digest(load.source.plan(), config.run.max_requests)
     with rarely_looked_for():
         simulation.populate(populate(blocks, world) for blocks in load.populate)

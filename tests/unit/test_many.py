@@ -774,7 +774,7 @@ def _counted(recorder: Recorder) -> list[object]:
     }  # fmt: skip
     bins = recorder.meter.take(1)
     windows = {
-        key: (ops.operations, ops.bytes, ops.calls, ops.latency.to_json())
+        key: (ops.operations, ops.bytes, ops.calls, ops.latency.histogram().to_json())
         for key, ops in bins.ops.items()
     }
     steps = {step: histogram.to_json() for step, histogram in recorder.steps.items()}
