@@ -621,19 +621,17 @@ def _make_room(
             _end_drops(level.drops, done, world, level.claim)
         if not level.demotions:
             continue
-        ready = cache.begin_demotions(level)
-        if ready:
-            moved, targets = [d.source for d in ready], [d.target for d in ready]
-            done = yield Transfer(Move, moved, demoted, targets)
+        sources, targets = cache.begin_demotions(level)
+        if sources:
+            done = yield Transfer(Move, sources, demoted, targets)
             now_ns = done.at_ns
-            cache.end_demotions(ready, failed=done.failures)
-        sources = [d.source for d in level.demotions]
-        while (token := cache.pinned(sources)) is not None:
+            cache.end_demotions(sources, targets, failed=done.failures)
+        while (token := cache.pinned(level.leaving)) is not None:
             done = yield Await(token)
             now_ns = done.at_ns
-        done = yield Transfer(Delete, sources, demoted)
+        done = yield Transfer(Delete, level.leaving, demoted)
         now_ns = done.at_ns
-        _end_drops(sources, done, world, level.claim)
+        _end_drops(level.leaving, done, world, level.claim)
     return now_ns
 
 

@@ -99,35 +99,39 @@ class Copies:
         self, blocks: Iterable[Block], index: int, positions: Mapping[Key, Position]
     ) -> list[CopyRef]:
         """List copies of new data, which are to be written."""
-        tier, copies = self._tiers[index], list[Copy]()
+        tier, refs, by_id, put = self._tiers[index], list[CopyRef](), self.by_id, self._put
         copy_id, version = self._next_copy_id, self._next_version
         for block in blocks:
             key, tokens, _, objects = block
             ref = _ref((copy_id, key, tier, block.stored_bytes, version, objects))
-            copies.append(Copy(ref, tokens=tokens, position=positions.get(key, NO_POSITION)))
+            copy = Copy(ref, tokens=tokens, position=positions.get(key, NO_POSITION))
+            refs.append(ref)
+            by_id[copy_id] = copy
+            put(key, index, copy)
             copy_id += objects
             version += objects
         self._next_copy_id, self._next_version = copy_id, version
-        return self._list(index, copies)
+        return refs
 
     def new_from(self, sources: Iterable[Copy], index: int) -> list[CopyRef]:
         """List copies that are to be made from others."""
-        tier, copies = self._tiers[index], list[Copy]()
+        tier, refs, by_id, put = self._tiers[index], list[CopyRef](), self.by_id, self._put
         copy_id = self._next_copy_id
         for source in sources:
             _, key, _, nbytes, version, objects = source.ref
             ref = _ref((copy_id, key, tier, nbytes, version, objects))
-            copy = Copy(
+            refs.append(ref)
+            by_id[copy_id] = copy = Copy(
                 ref,
                 derived=True,
                 refused=source.refused,
                 tokens=source.tokens,
                 position=source.position,
             )
-            copies.append(copy)
+            put(key, index, copy)
             copy_id += objects
         self._next_copy_id = copy_id
-        return self._list(index, copies)
+        return refs
 
     def unlist(self, copies: Iterable[Copy]) -> list[Copy]:
         """Make it impossible to find copies by their keys; return those that were the last of their
@@ -151,16 +155,9 @@ class Copies:
                     assert self.index_of[copy.ref.tier] == index, "a copy is in another tier"
                     assert copy.state is not LEAVING, "a leaving copy can be found"
 
-    def _list(self, index: int, copies: Iterable[Copy]) -> list[CopyRef]:
-        by_id, by_key, refs = self.by_id, self.by_key, list[CopyRef]()
-        for copy in copies:
-            ref = copy.ref
-            copy_id, key, _, _, _, _ = ref
-            by_id[copy_id] = copy
-            entry = by_key.get(key)
-            if entry is None:
-                entry = by_key[key] = [None] * len(self._tiers)
-            assert entry[index] is None, "a second copy of a key in one tier"
-            entry[index] = copy
-            refs.append(ref)
-        return refs
+    def _put(self, key: Key, index: int, copy: Copy) -> None:
+        entry = self.by_key.get(key)
+        if entry is None:
+            entry = self.by_key[key] = [None] * len(self._tiers)
+        assert entry[index] is None, "a second copy of a key in one tier"
+        entry[index] = copy

@@ -17,7 +17,6 @@ deleted once its last reader has gone.
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
-from itertools import repeat
 
 from kv_cache.cache.admission_gate import AdmissionAnswers, AdmissionGate
 from kv_cache.cache.copies import (
@@ -34,7 +33,7 @@ from kv_cache.cache.copies import (
 from kv_cache.cache.counts import CopyTally, Prefetches
 from kv_cache.cache.ledger import Claim, Ledger
 from kv_cache.cache.limits import CacheRules, TierLimits, TierSpec
-from kv_cache.cache.plans import Backup, Demotion, Placement, RoomLevel, RoomPlan
+from kv_cache.cache.plans import Backup, Demotions, Placement, RoomLevel, RoomPlan
 from kv_cache.cache.room import Draft, RoomPlanner
 from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import CopyRef, Token
@@ -374,34 +373,40 @@ class CacheManager:
 
     # --- making room -----------------------------------------------------------------------
 
-    def begin_demotions(self, level: RoomLevel) -> list[Demotion]:
-        """Return the level's demotions that can begin; the others' sources are simply given up."""
-        ready, begun, by_id = [], dict[Tier, tuple[Claim, int]](), self._copies.by_id
-        for demotion in level.demotions:
-            copy_id, _, tier, nbytes, _, _ = demotion.target
-            claim, before = begun.get(tier) or (demotion.claim, 0)  # a tier's have one claim
-            target = by_id[copy_id]
-            if claim.held >= before + nbytes:
-                begun[tier] = claim, before + nbytes
-                target.state = WRITING
-                ready.append(demotion)
-            else:
-                begun[tier] = claim, before
-                self._forget(target)
-                self._motion -= 1
-                self._changed(target)
-                self._finish_sources([demotion.source])
-        for tier, (claim, nbytes) in begun.items():
-            ledger = self.ledgers[self._copies.index_of[tier]]
-            ledger.begin(nbytes, claim)
-            ledger.release(claim)
-        return ready
+    def begin_demotions(self, level: RoomLevel) -> tuple[list[CopyRef], list[CopyRef]]:
+        """Return the sources and targets of the level's demotions that can begin; the other sources
+        are simply given up."""
+        sources, targets, by_id = list[CopyRef](), list[CopyRef](), self._copies.by_id
+        for group in level.demotions:
+            ledger, begun = self._ledger(group.targets[0]), 0
+            for source, target in zip(group.sources, group.targets, strict=True):
+                copy_id, _, _, nbytes, _, _ = target
+                copy = by_id[copy_id]
+                if group.claim.held < begun + nbytes:
+                    self._forget(copy)
+                    self._motion -= 1
+                    self._changed(copy)
+                    self._finish_sources([source])
+                    continue
+                begun += nbytes
+                copy.state = WRITING
+                sources.append(source)
+                targets.append(target)
+            ledger.begin(begun, group.claim)
+            ledger.release(group.claim)
+        return sources, targets
 
-    def end_demotions(self, demotions: Sequence[Demotion], *, failed: Container[int] = ()) -> None:
+    def end_demotions(
+        self,
+        sources: Sequence[CopyRef],
+        targets: Sequence[CopyRef],
+        *,
+        failed: Container[int] = (),
+    ) -> None:
         """Make the lower copies readable, but for those whose numbers have `failed`; the upper ones
         leave the index either way."""
-        self.end_writes([demotion.target for demotion in demotions], failed=failed)
-        self._finish_sources([demotion.source for demotion in demotions])
+        self.end_writes(targets, failed=failed)
+        self._finish_sources(sources)
 
     def pinned(self, refs: Sequence[CopyRef]) -> Token | None:
         """Return what to await while a reader still holds one of the sources, which have left the
@@ -567,7 +572,7 @@ class CacheManager:
     def _finish_sources(self, refs: Sequence[CopyRef]) -> None:
         """Take sources of demotions out of the index; their deletes are now pending."""
         by_id = self._copies.by_id
-        copies = [by_id[ref.copy_id] for ref in refs]
+        copies = [by_id[copy_id] for copy_id, _, _, _, _, _ in refs]
         self._lose(copies)
         self._changed(*copies)
 
@@ -585,7 +590,7 @@ class CacheManager:
         levels: dict[int, RoomLevel] = {}
         for level in draft.levels:
             claim = self.ledgers[level.index].claim(level.need, level.held)
-            levels[id(level)] = RoomLevel(claim, (), ())
+            levels[id(level)] = RoomLevel(claim, [], [], [])
             remove = self._policies[level.index].remove
             for copy in level.victims:
                 remove(copy.ref.copy_id, evicted=True)
@@ -593,7 +598,9 @@ class CacheManager:
             real = levels[id(level)]
             real.drops = self._drop(level.drops)
             for group, below in level.demotions:
-                real.demotions += self._demote(group, below.index, levels[id(below)].claim)
+                demotions = self._demote(group, below.index, levels[id(below)].claim)
+                real.demotions.append(demotions)
+                real.leaving += demotions.sources
         ordered = tuple(levels[id(level)] for level in draft.levels)
         return RoomPlan(tuple(targets), ordered, ordered[-1].claim)
 
@@ -610,16 +617,15 @@ class CacheManager:
         for key in dict.fromkeys(key for _, key in draft.answers.by_tier_and_key):
             self.admission_gate.settle(draft.answers, key, into=into.get(key))
 
-    def _drop(self, copies: Sequence[Copy]) -> tuple[CopyRef, ...]:
+    def _drop(self, copies: Sequence[Copy]) -> list[CopyRef]:
+        if not copies:
+            return []
         self._motion += len(copies)
         self.dropped_last_copies += len(self._leave(copies))
-        return tuple([copy.ref for copy in copies])
+        return [copy.ref for copy in copies]
 
-    def _demote(
-        self, copies: Sequence[Copy], target_index: int, claim: Claim
-    ) -> tuple[Demotion, ...]:
+    def _demote(self, copies: Sequence[Copy], target_index: int, claim: Claim) -> Demotions:
         self._motion += len(copies)
         for copy in copies:
             copy.moving = True
-        sources, targets = [copy.ref for copy in copies], self._new_from(copies, target_index)
-        return tuple(map(Demotion, sources, targets, repeat(claim)))
+        return Demotions([copy.ref for copy in copies], self._new_from(copies, target_index), claim)

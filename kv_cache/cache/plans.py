@@ -7,18 +7,22 @@ from kv_cache.core.block import Block, Key
 from kv_cache.core.effect import CopyRef, Token
 
 
-class Demotion(Struct, eq=False):
-    source: CopyRef
-    target: CopyRef
+class Demotions(Struct, eq=False):
+    """Copies of one tier that go to one tier below, and what is made of each there."""
+
+    sources: list[CopyRef]
+    targets: list[CopyRef]
     claim: Claim
 
 
 class RoomLevel(Struct, eq=False):
-    """What one tier has to do before bytes can come in: delete `drops`, then `demotions`."""
+    """What one tier has to do before bytes can come in: delete `drops`, then `demotions`, whose
+    sources are `leaving`."""
 
     claim: Claim
-    drops: tuple[CopyRef, ...]
-    demotions: tuple[Demotion, ...]
+    drops: list[CopyRef]
+    demotions: list[Demotions]
+    leaving: list[CopyRef]
 
 
 class RoomPlan(Struct, eq=False):

@@ -129,7 +129,10 @@ class RoomPlanner:
             victims = chosen
             by_key, beneath = self._copies.by_key, slice(index + 1, None)
             for victim in victims:
-                lower = nearest_readable(by_key[victim.ref.key][beneath])
+                _, key, _, _, _, _ = victim.ref
+                entry = by_key[key]
+                alone = entry.count(None) == len(entry) - 1
+                lower = None if alone else nearest_readable(entry[beneath])
                 if lower is None:
                     down.append(victim)
                 else:
@@ -163,23 +166,25 @@ class RoomPlanner:
                 return None
             victims.append(copy)
             chosen.add(copy_id)
-            short -= copy.ref.nbytes
+            _, _, _, nbytes, _, _ = copy.ref
+            short -= nbytes
             if short <= 0:
                 return victims
         return None
 
     def _distribute(
-        self, index: int, down: Iterable[Copy], drops: list[Copy], draft: Draft
+        self, index: int, down: Sequence[Copy], drops: list[Copy], draft: Draft
     ) -> dict[int, list[Copy]]:
         """Return victims by the tier that takes them; what no lower tier can take, or admits, is
         dropped."""
         groups: dict[int, list[Copy]] = {}
         loads: dict[int, int] = {}
         below = range(index + 1, self._limits.last + 1)
-        if not below:
+        if not below or not down:
             drops += down
             return groups
         rivals = {target: self._rivals(target, draft.chosen) for target in below}
+        guarded = any(map(self._gate.guarded, below))
         homes: dict[int, list[tuple[int, int | None]]] = {}  # by size: tiers and their limits
         for copy in down:
             _, key, _, nbytes, _, _ = copy.ref
@@ -192,7 +197,7 @@ class RoomPlanner:
                 if (
                     entry[target] is None  # else one is coming there
                     and (limit is None or load <= limit)
-                    and self._takes(target, copy, draft, rivals[target])
+                    and (not guarded or self._takes(target, copy, draft, rivals[target]))
                 ):
                     groups.setdefault(target, []).append(copy)
                     loads[target] = load

@@ -6,6 +6,7 @@ out. A failed operation is a `Done` with `ok=False`, not an exception.
 """
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from itertools import repeat
 from typing import NamedTuple, cast
 
@@ -219,6 +220,17 @@ class Done(NamedTuple):
         if not self.ops:
             return {}
         return {number: op for number, op in enumerate(self.ops) if op.error is not None}
+
+
+_done: Callable[[tuple[int, tuple[OpDone, ...]]], Done] = partial(tuple.__new__, Done)
+ended_legs: Callable[[tuple[Sequence[int], Sequence[int], Sequence[CopyRef]]], EndedLegs] = partial(
+    tuple.__new__, EndedLegs
+)
+"""As the classes, of all of their fields, without a frame of Python's."""
+
+
+def all_well(at_ns: int) -> Done:
+    return _done((at_ns, ()))
 
 
 Life = Generator[Effect, Done, None]

@@ -7,13 +7,13 @@ class Signals:
     """Tokens fired since the driver last looked."""
 
     def __init__(self) -> None:
-        self._fired: list[Token] = []
+        self.fired: list[Token] = []
 
     def fire(self, token: Token) -> None:
-        self._fired.append(token)
+        self.fired.append(token)
 
     def drain(self) -> list[Token]:
-        if not self._fired:
+        if not self.fired:
             return []
-        fired, self._fired = self._fired, []
+        fired, self.fired = self.fired, []
         return fired

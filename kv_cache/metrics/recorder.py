@@ -140,6 +140,12 @@ LATENCIES = (
 _LATENCIES = tuple((name, f"{name}_ns") for name in LATENCIES)
 
 
+def latencies_of(record: RequestRecord) -> list[tuple[str, int]]:
+    """Return the latencies that a request has, by their names."""
+    values = ((name, getattr(record, of_record)) for name, of_record in _LATENCIES)
+    return [(name, round(value)) for name, value in values if value is not None]
+
+
 class RequestStats(Struct, eq=False):
     """Requests of one class (or all) that completed inside the window."""
 
@@ -156,14 +162,12 @@ class RequestStats(Struct, eq=False):
     storage: Histogram = field(default_factory=Histogram)
     compute: Histogram = field(default_factory=Histogram)
 
-    def add(self, record: RequestRecord) -> None:
+    def add(self, record: RequestRecord, latencies: Sequence[tuple[str, int]]) -> None:
         self.completed += 1
         self.prompt_tokens += record.prompt_tokens
         self.output_tokens += record.output_tokens
-        for name, of_record in _LATENCIES:
-            value = getattr(record, of_record)
-            if value is not None:
-                getattr(self, name).add(round(value))
+        for name, latency_ns in latencies:
+            getattr(self, name).add(latency_ns)
 
     def add_in_flight(self, record: RequestRecord, end_ns: int) -> None:
         """A request that had not been answered at `end_ns`: what it had waited for until then."""
@@ -439,8 +443,9 @@ class Recorder:
             self.reuse.add(record)
         if record.outcome is not Outcome.COMPLETED:
             return
-        self.all.add(record)
-        self.classes[record.qos].add(record)
+        latencies = latencies_of(record)
+        self.all.add(record, latencies)
+        self.classes[record.qos].add(record, latencies)
         self._sample(record)
 
     def _sample(self, record: RequestRecord) -> None:

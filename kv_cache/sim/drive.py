@@ -22,7 +22,6 @@ from kv_cache.core.effect import (
     Delete,
     Done,
     Effect,
-    EndedLegs,
     Leg,
     Life,
     Move,
@@ -33,6 +32,8 @@ from kv_cache.core.effect import (
     Token,
     Transfer,
     Write,
+    all_well,
+    ended_legs,
 )
 from kv_cache.core.kinds import Cause, OpKind, Outcome, Tier
 from kv_cache.core.object_ops import of_blocks, of_objects, single_objects
@@ -94,6 +95,10 @@ _KINDS: Mapping[type[Op], OpKind] = {
     Read: OpKind.READ, Write: OpKind.WRITE, Delete: OpKind.DELETE, Move: OpKind.READ,
 }  # fmt: skip
 """What is asked for first."""
+
+
+_READ, _WRITE, _DELETE = OpKind.READ, OpKind.WRITE, OpKind.DELETE
+"""By these names no search through the classes of an enumeration, which is done for each batch."""
 
 
 def _last_end(ends_ns: Sequence[int], first: int) -> tuple[int, int]:
@@ -375,7 +380,7 @@ class Simulation:
     ) -> None:
         """Let a life go on until it has to wait for an event. Its first step may be one of several
         that belong to one event, which all come before anything ends."""
-        begins = done is None
+        begins, signals = done is None, self._signals
         while True:
             try:
                 effect = next(life) if done is None else life.send(done)
@@ -383,25 +388,26 @@ class Simulation:
                 self._wake_waiters()
                 on_end(stop.value)
                 return
-            self._wake_waiters()
+            if signals.fired:
+                self._wake_waiters()
             match effect:
                 case Transfer():
                     if self._singly:
                         self._transfer_singly(life, on_end, effect.ops)
                     elif self._transfer(life, on_end, effect, begins=begins):
-                        done = Done(self._clock.now_ns())
+                        done = all_well(self._clock.now_ns())
                         continue
                 case Compute(duration_ns=duration_ns):
                     at_ns = self.now_ns + duration_ns
-                    self._at(at_ns, lambda: self._step(life, on_end, Done(self.now_ns)))
+                    self._at(at_ns, lambda: self._step(life, on_end, all_well(self.now_ns)))
                 case Await(token=token):
                     self._parked.setdefault(token, []).append(
-                        lambda: self._step(life, on_end, Done(self.now_ns))
+                        lambda: self._step(life, on_end, all_well(self.now_ns))
                     )
                 case Spawn(life=child):
                     self._behind.append(child)
                     self._at(self.now_ns, self._live_behind)
-                    done = Done(self.now_ns)
+                    done = all_well(self.now_ns)
                     continue
             return
 
@@ -436,15 +442,17 @@ class Simulation:
         kind, cause, refs = _KINDS[transfer.sort], transfer.cause, single_objects(transfer.refs)
         self._sequence += len(refs)
         asked_ns = [now_ns] * len(refs)
-        ends_ns = self._devices.ends_ns(refs, kind, asked_ns)
+        ends_ns: Sequence[int] = asked_ns
+        if kind is not _DELETE:  # which takes no time
+            ends_ns = self._devices.ends_ns(refs, kind, asked_ns)
         if transfer.targets:
             targets = single_objects(transfer.targets)
             reading = sorted(zip(ends_ns, repeat(False), count(first), refs, targets, strict=False))
             self._ends.moving[first] = cause, now_ns, reading
             self._await_read(_Moves(life, on_end, first, cause, now_ns, reading))
             return False
-        legs = EndedLegs(ends_ns, asked_ns, refs)
-        self._ends.add(kind, cause, legs, ends_ns, new=kind is OpKind.WRITE)
+        legs = ended_legs((ends_ns, asked_ns, refs))
+        self._ends.add(kind, cause, legs, ends_ns, new=kind is _WRITE)
         end_ns, last = _last_end(ends_ns, first)
         events = self._events
         if end_ns == now_ns and not begins and (not events or events[0] > (now_ns, False, last)):
@@ -464,12 +472,12 @@ class Simulation:
             over = bisect_left(reading, events[0][:3], 0, over)
         read_ns, _, _, sources, targets = zip(*reading[: max(1, over)], strict=True)
         del reading[: len(read_ns)]
-        ends_ns = self._devices.ends_ns(targets, OpKind.WRITE, read_ns)
+        ends_ns = self._devices.ends_ns(targets, _WRITE, read_ns)
         self._clock.advance_to(read_ns[-1])
-        read = EndedLegs(read_ns, [moves.asked_ns] * len(read_ns), sources)
-        self._ends.add(OpKind.READ, moves.cause, read, ends_ns, new=False)
-        written = EndedLegs(ends_ns, read_ns, targets)
-        self._ends.add(OpKind.WRITE, moves.cause, written, ends_ns, new=False)
+        read = ended_legs((read_ns, [moves.asked_ns] * len(read_ns), sources))
+        self._ends.add(_READ, moves.cause, read, ends_ns, new=False)
+        written = ended_legs((ends_ns, read_ns, targets))
+        self._ends.add(_WRITE, moves.cause, written, ends_ns, new=False)
         moves.end = max(moves.end, _last_end(ends_ns, self._sequence))
         self._sequence += len(read_ns)
         if reading:
@@ -491,7 +499,7 @@ class Simulation:
         heapq.heappush(self._events, (at_ns, False, number, action))
 
     def _go_on(self, life: Generator[Effect, Done, Any], on_end: Callable[[Any], None]) -> None:
-        self._step(life, on_end, Done(self._clock.now_ns()))
+        self._step(life, on_end, all_well(self._clock.now_ns()))
 
     # --- one by one: on measured devices, or where somebody watches ------------------------------
 

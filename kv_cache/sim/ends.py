@@ -5,7 +5,8 @@ that instant: what has ended is counted before somebody looks at the counts, bat
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import compress
 from operator import itemgetter, sub
 from typing import NamedTuple
@@ -49,6 +50,10 @@ class _Batch(NamedTuple):
         return _Batch(max(over_ns), over_ns, legs)
 
 
+_batch: Callable[[tuple[int, Sequence[int], EndedLegs]], _Batch] = partial(tuple.__new__, _Batch)
+"""As the class, of all of its fields, without a frame of Python's."""
+
+
 class Ends:
     """Legs by when the whole operation ends, which for the first of a move is later. They wait in
     slots of `slot_ns`, each batch in that of the first of its ends that was not looked at."""
@@ -73,7 +78,7 @@ class Ends:
         """Add legs of operations that were asked for together, each with when its whole operation
         is over. `new`: new data is stored."""
         tiers = set(map(tier_of, legs.refs))
-        batch = _Batch(max(over_ns), over_ns, legs)
+        batch = _batch((max(over_ns), over_ns, legs))
         slot = min(over_ns) // self._slot_ns
         if len(tiers) == 1:
             self._slots[slot][tiers.pop(), kind, cause, new].append(batch)

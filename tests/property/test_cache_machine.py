@@ -17,7 +17,7 @@ from kv_cache.cache.copies import Position, State
 from kv_cache.cache.ledger import Claim
 from kv_cache.cache.limits import CacheRules, TierSpec
 from kv_cache.cache.manager import ROOM, CacheManager
-from kv_cache.cache.plans import Demotion, RoomPlan
+from kv_cache.cache.plans import RoomPlan
 from kv_cache.core.block import Block, content_key
 from kv_cache.core.effect import CopyRef
 from kv_cache.core.kinds import Tier
@@ -308,16 +308,15 @@ class CacheMachine(RuleBasedStateMachine):
         for level in plan.levels:
             if level.drops:
                 yield [partial(self._end_drop, level.claim, ref) for ref in level.drops]
-            ready = self.cache.begin_demotions(level)
-            for demotion in ready:
-                source, target = demotion.source, demotion.target
+            ready = list(zip(*self.cache.begin_demotions(level), strict=True))
+            for source, target in ready:
                 assert target.version == source.version, "a demotion changed what the bytes are"
                 assert target.tier > source.tier, "a demotion did not go down"
                 self.disk.open(source)
                 self.disk.grow(target)
             if ready:
-                yield [partial(self._end_demotion, demotion) for demotion in ready]
-            sources = [demotion.source for demotion in level.demotions]
+                yield [partial(self._end_demotion, *demotion) for demotion in ready]
+            sources = level.leaving
             while self.cache.pinned(sources) is not None:
                 yield []
             if sources:
@@ -337,10 +336,10 @@ class CacheMachine(RuleBasedStateMachine):
         self._end_write(target, ok)
         self._end_read(ref, ok)
 
-    def _end_demotion(self, demotion: Demotion, ok: bool) -> None:
-        self.disk.close(demotion.source)
-        self.disk.written(demotion.target, ok)
-        self.cache.end_demotions([demotion], failed=() if ok else [0])
+    def _end_demotion(self, source: CopyRef, target: CopyRef, ok: bool) -> None:
+        self.disk.close(source)
+        self.disk.written(target, ok)
+        self.cache.end_demotions([source], [target], failed=() if ok else [0])
 
     def _end_drop(self, claim: Claim | None, ref: CopyRef, ok: bool) -> None:
         self.disk.delete(ref, ok)
@@ -367,9 +366,9 @@ def make_room(cache: CacheManager, plan: RoomPlan) -> None:
     for level in plan.levels:
         for ref in level.drops:
             cache.end_drops([ref], claim=level.claim)
-        for demotion in cache.begin_demotions(level):
-            cache.end_demotions([demotion])
-            cache.end_drops([demotion.source], claim=level.claim)
+        for source, target in zip(*cache.begin_demotions(level), strict=True):
+            cache.end_demotions([source], [target])
+            cache.end_drops([source], claim=level.claim)
 
 
 def stored(cache: CacheManager, *blocks: Block) -> None:
@@ -464,9 +463,9 @@ def test_a_demotion_without_its_room_is_given_up_and_the_store_above_goes_on() -
     assert plan is not None
     below, above = plan.levels
     cache.end_drops(below.drops, stay=[0], claim=below.claim)  # its bytes may still be there
-    assert cache.begin_demotions(above) == []
+    assert cache.begin_demotions(above) == ([], [])
     assert cache.lost_bytes == PAGE
-    cache.end_drops([above.demotions[0].source], claim=above.claim)
+    cache.end_drops(above.leaving, claim=above.claim)
     assert cache.begin_writes(plan)
     cache.end_writes([plan.targets[0]])
     assert [cache.resident(page(n).key) is not None for n in range(3)] == [False, False, True]
