@@ -12,6 +12,8 @@ from kv_cache.metrics.histogram import (
     BUCKETS,
     RELATIVE_ERROR,
     Histogram,
+    Values,
+    WindowValues,
     bucket_bounds,
     bucket_of,
     merged,
@@ -254,3 +256,29 @@ def test_counts_by_powers_of_two_are_exact(samples: list[int]) -> None:
         exponent = max(1, value).bit_length() - 1
         counted[exponent] = counted.get(exponent, 0) + 1
     assert of(samples).octaves() == counted
+
+
+@given(samples=st.lists(values, min_size=1, max_size=100), times=st.sampled_from([1, 3, 40]))
+def test_many_values_at_once_are_in_the_buckets_of_each(samples: list[int], times: int) -> None:
+    """A thousand are put there by numpy, where a float has each of them exactly."""
+    together = Histogram()
+    together.add_all(Values.of(samples * times))
+    assert together.to_json() == of(samples * times).to_json()
+
+
+@given(samples=st.lists(values, min_size=1, max_size=100), times=st.sampled_from([1, 3, 40]))
+def test_what_is_read_of_a_window_is_what_a_histogram_says(samples: list[int], times: int) -> None:
+    """Few are kept as they are, one after the other or all at once; more are a histogram."""
+    expected, window = of(samples * times), WindowValues()
+    for _ in range(2):
+        for value in samples:
+            window.add(value)
+        if times > 1:
+            window.add_all(samples * (times - 1))
+        assert window.count == expected.count
+        assert window.read((50, 95, 99.9)) == (
+            expected.highest, expected.at_ranks((50, 95, 99.9))
+        )  # fmt: skip
+        assert window.histogram().to_json() == expected.to_json()
+        window.clear()
+        assert not window.count

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_cache.core.effect import IoChunk
-from kv_cache.core.kinds import OpKind, RunMode
+from kv_cache.core.effect import CopyRef, EndedLegs, IoChunk
+from kv_cache.core.kinds import OpKind, RunMode, Tier
 from kv_cache.core.units import MIB, NS_PER_S
 from kv_cache.metrics.intervals import LEAST_BATCHES
 from kv_cache.metrics.pace import (
@@ -50,6 +50,27 @@ def test_batches_and_edges_hold_each_byte_once(
         inside = sum(batch.nbytes for batch in paced.batches)
         assert inside == paced.nbytes - paced.before_bytes + paced.after_bytes
         assert sum(batch.seconds for batch in paced.batches) == pytest.approx(length_ns / 1e9)
+
+
+@given(_CALLS, st.one_of(st.none(), st.integers(NS_PER_S, 30 * NS_PER_S)), st.integers(1, 100))
+def test_calls_at_once_are_those_one_by_one(
+    calls: list[tuple[OpKind, int, int, int]], length_ns: int | None, stretched: int
+) -> None:
+    """Also of a run that is so long that its slots become longer."""
+    end = None if length_ns is None else length_ns * stretched
+    singly, at_once = BytesOverTime(), BytesOverTime()
+    for kind in KINDS:
+        legs = [
+            ((began + lasted) * stretched, began * stretched, CopyRef(0, b"", Tier.NVME, nbytes, 0))
+            for each, began, lasted, nbytes in calls
+            if each is kind and began + lasted > 0
+        ]
+        for ended, began, ref in legs:
+            singly.call(kind, IoChunk(ended, ref.nbytes), began, 0, end)
+        if legs:
+            at_once.calls(kind, EndedLegs(*zip(*legs, strict=True)), 0, end)
+    window_ns = end or 6000 * NS_PER_S
+    assert at_once.read(window_ns, KINDS) == singly.read(window_ns, KINDS)
 
 
 def test_a_call_is_spread_over_its_time_and_counted_apart_outside_the_window() -> None:
