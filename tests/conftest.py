@@ -13,9 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -30,8 +31,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # processes of tests inherit what 
 gc.freeze()  # what pytest and its plugins hold makes each collection slow: a third of a test's time
 gc.set_threshold(100_000, 50, 100)
 Status.__init__.__defaults__ = (time.monotonic, 3600.0)  # what takes some seconds says nothing
-settings.register_profile("explore", deadline=None, max_examples=500)
-settings.register_profile("same", deadline=None, derandomize=True, max_examples=30)
+any_time: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("explore", max_examples=500, **any_time)
+settings.register_profile("same", derandomize=True, max_examples=30, **any_time)
 settings.load_profile("same")
 
 
