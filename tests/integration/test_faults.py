@@ -510,7 +510,7 @@ def test_a_device_that_fails_for_a_while_is_told_and_the_run_goes_on(
             faults.mend()
 
         told = watched_run(
-            tmp_path, monkeypatch, "--duration=4",
+            tmp_path, monkeypatch, "--max-requests=60",
             f"--layout={layout}", f"--io-engine={engine}", "--cpu-mem-gb=0", f"--fsync={fsync}",
             "--storage-capacity-gb=0.1", meanwhile=break_and_mend, cache=faults.path, native=native,
         )  # fmt: skip
@@ -548,7 +548,7 @@ def test_a_device_that_hangs_for_a_while_delays_and_fails_nothing(
             faults.resume()
 
         told = watched_run(
-            tmp_path, monkeypatch, "--duration=2", "--cpu-mem-gb=0",
+            tmp_path, monkeypatch, "--max-requests=60", "--cpu-mem-gb=0",
             "--storage-capacity-gb=0.1", meanwhile=hang, cache=faults.path,
         )  # fmt: skip
         told.assert_nothing_wrong_was_served()
