@@ -28,7 +28,7 @@ def key_paths(value: Any, path: str = "") -> set[str]:
             found |= key_paths(item, f"{path}.{key}" if path else key)
         return found
     if isinstance(value, list):
-        return {path}.union(*(key_paths(item, f"{path}[]") for item in value[:3]))
+        return {path}.union(*(key_paths(item, f"{path}[]") for item in value))
     return {path}
 
 
