@@ -19,7 +19,8 @@ def text_of(path: Path) -> str | None:
     whose name is not UTF-8 breaks no run and compares equal to its path.
     """
     try:
-        return path.read_text(errors="surrogateescape")
+        with open(path, "rb", buffering=0) as file:  # no text layer: watchers read all the time
+            return os.fsdecode(file.read())
     except OSError:
         return None
 
