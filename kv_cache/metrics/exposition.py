@@ -220,7 +220,7 @@ _GAUGES: Mapping[str, str] = {
     "workers": "Requests that may be served at once",
     "in_flight": "Requests that are served",
     "queued": "Requests that wait",
-    "behind": "Stores behind their answers that go on",
+    "behind": "Places of the write-behind queue that are taken",
 }
 
 
