@@ -1,6 +1,6 @@
 """Who is told of each request and operation of a run: the files that were asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from kv_cache.app.run_directory import RunDirectory
 from kv_cache.config.schema import print_config
 from kv_cache.core.callbacks import ignore
 from kv_cache.core.effect import Leg, Op, OpDone
+from kv_cache.core.kinds import Phase
 from kv_cache.core.record import RequestRecord
 from kv_cache.core.request import Request
 from kv_cache.files.environment import captured, results_place
@@ -20,6 +21,7 @@ from kv_cache.files.recording import (
     Recording,
 )
 from kv_cache.files.records import LineWriter, dump_row
+from kv_cache.metrics.histogram import Histogram
 from kv_cache.metrics.outcome import RunOutcome
 from kv_cache.metrics.window import OnLatencies
 
@@ -75,7 +77,15 @@ class Watchers:
     @property
     def latencies_watcher(self) -> OnLatencies | None:
         """What is told of each window's latencies, if anything is to be written of them."""
-        return None if self._hdr_log is None else self._hdr_log.on_latencies
+        output = self._job.config.output
+        is_logged = output.hdr_log is not None and output.io_trace_log is None
+        return self._on_latencies if is_logged else None
+
+    def _on_latencies(
+        self, start_ns: int, end_ns: int, phase: Phase, found: Mapping[str, Histogram]
+    ) -> None:
+        if self._hdr_log is not None:  # it is opened with the cache directory
+            self._hdr_log.on_latencies(start_ns, end_ns, phase, found)
 
     def on_record(self, record: RequestRecord) -> None:
         if self._requests is not None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tqdm.utils import disp_len
 
 from kv_cache.cli.live import Side, SloNow, Snapshot, TierNow, cut, live_lines, status_line
-from kv_cache.cli.progress import Status, StatusBar
+from kv_cache.cli.progress import STATUS_S, Status, StatusBar
 from kv_cache.core.units import GIB, NS_PER_MS
 from kv_cache.metrics.window import Latency
 
@@ -105,7 +105,7 @@ def test_a_bar_is_a_line_every_ten_seconds_where_nobody_looks(
     options: dict[str, Any], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock()
-    with StatusBar(Status(clock), mininterval=0, **options) as bar:
+    with StatusBar(Status(clock, STATUS_S), mininterval=0, **options) as bar:
         for _ in range(25):
             clock.now_s += 1
             bar.update(10**9)
