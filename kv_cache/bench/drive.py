@@ -238,7 +238,7 @@ class Drive:
                 in_flight=intake.in_flight,
                 queued=intake.queued,
                 oldest_queued_ns=intake.oldest_ns(now_ns),
-                behind=self._world.behind.bytes,
+                behind=self._world.behind.taken,
                 submitted=self._submitted_before + intake.submitted,
             )
             return self._recorder.meter.take(now_ns), gauges

@@ -8,9 +8,8 @@ call that went well is told object by object (`AloneAfterAll`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
 from operator import sub
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct, structs
 
@@ -429,21 +428,3 @@ def delete_many(
         finished_ns=ended_ns,
     )
     return whole, failed
-
-
-def beginning(ref: CopyRef, share: float) -> CopyRef:
-    """Return so much of a copy, in whole pages: all of it but in a rehearsal."""
-    if share == 1.0:
-        return ref
-    return _copy_ref((*ref[:3], moved_bytes(ref.nbytes, share), *ref[4:]))
-
-
-@cache  # of few sizes; and no `_replace`, as a small object costs no more than what is asked here
-def moved_bytes(nbytes: int, share: float) -> int:
-    """Return how many bytes of so many are moved: all but in a rehearsal, there whole pages."""
-    if share == 1.0:
-        return nbytes
-    return max(1, round(nbytes * share / PAGE_BYTES)) * PAGE_BYTES
-
-
-_copy_ref: Callable[[tuple[Any, ...]], CopyRef] = partial(tuple.__new__, CopyRef)

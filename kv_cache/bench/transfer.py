@@ -23,9 +23,7 @@ from kv_cache.bench.many import (
     PlacedMover,
     PlacedMoves,
     PlacedObjects,
-    beginning,
     delete_many,
-    moved_bytes,
 )
 from kv_cache.bench.op_ends import OpEnds
 from kv_cache.bench.probes.pagecache import PageCacheSampler
@@ -45,6 +43,7 @@ from kv_cache.core.effect import (
 )
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
+from kv_cache.core.object_ops import beginning, moved_bytes
 from kv_cache.core.ops_done import OpsDone, in_order
 from kv_cache.core.units import MIB
 from kv_cache.tiers import native

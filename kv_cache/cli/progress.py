@@ -308,7 +308,7 @@ class RunProgress:
             completed=run.recorder.all.completed,
             running=run.serving.in_flight,
             queued=run.serving.queued,
-            behind=run.world.behind.bytes,
+            behind=run.world.behind.taken,
             users=None if gauges is None else gauges.users,
             workers=None if gauges is None else gauges.workers,
             saturation=None if level is None else level.level,
@@ -364,7 +364,7 @@ class RunProgress:
 
     def _parts(self, run: "RealRun") -> list[str]:
         """As far as one line has room."""
-        behind = run.world.behind.bytes
+        behind = run.world.behind.taken
         return [
             *([self._prefix] if self._prefix else []),
             f"{run.phase:<8} {run.elapsed_s:5.1f} s",

@@ -323,13 +323,13 @@ def build_world(config: Config, specs: tuple[TierSpec, ...], signals: Signals) -
             0,
             signals,
             slots=config.schedule.max_concurrent_allocs,
-            max_bytes=gib_to_bytes(config.schedule.max_inflight_gib),
+            most=gib_to_bytes(config.schedule.max_inflight_gib),
         ),
-        behind=Gate(1, signals, max_bytes=config.semantics.write_behind_queue),
+        behind=Gate(1, signals, most=config.semantics.write_behind_queue),
         through=None
         if config.policies.write == "back"
         else Through(
-            gate=Gate(2, signals, max_bytes=config.semantics.write_behind_queue),
+            gate=Gate(2, signals, most=config.semantics.write_behind_queue),
             selective=config.policies.write == "through-selective",
         ),
         ahead=build_ahead(config.policies),

@@ -5,8 +5,10 @@ objects (one for each layer), drivers perform, time and count an operation on ea
 of the block. What of a write went well beside an object that failed is deleted again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from operator import itemgetter
+from typing import Any
 
 from kv_cache.core.block import KEY_BYTES, salted_key
 from kv_cache.core.effect import (
@@ -20,6 +22,7 @@ from kv_cache.core.effect import (
     Write,
 )
 from kv_cache.core.kinds import Cause, OpKind
+from kv_cache.core.units import PAGE_BYTES
 
 
 def objects_of(ref: CopyRef) -> Iterator[CopyRef]:
@@ -105,3 +108,21 @@ def _weight(done: OpDone) -> tuple[bool, bool]:
     """What could not be read is told before what could not be written; that an object was gone
     already, last."""
     return done.error != VANISHED, done.failed is OpKind.READ
+
+
+def beginning(ref: CopyRef, share: float) -> CopyRef:
+    """Return so much of a copy, in whole pages: all of it but in a rehearsal."""
+    if share == 1.0:
+        return ref
+    return _copy_ref((*ref[:3], moved_bytes(ref.nbytes, share), *ref[4:]))
+
+
+@cache  # of few sizes; and no `_replace`, as a small object costs no more than what is asked here
+def moved_bytes(nbytes: int, share: float) -> int:
+    """Return how many bytes of so many are moved: all but in a rehearsal, there whole pages."""
+    if share == 1.0:
+        return nbytes
+    return max(1, round(nbytes * share / PAGE_BYTES)) * PAGE_BYTES
+
+
+_copy_ref: Callable[[tuple[Any, ...]], CopyRef] = partial(tuple.__new__, CopyRef)

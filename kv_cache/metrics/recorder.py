@@ -316,7 +316,12 @@ class Recorder:
         tier, kind, cause, engine = done.tier, done.kind, done.cause, done.engine
         legs = EndedLegs(done.moved_ns or done.finished_ns, done.started_ns, done.refs)
         times = (done.total_ns, done.device_ns) if done.moved_ns else None
-        self.legs(tier, kind, cause, engine, legs, new=new, times_ns=times)
+        if times is None:
+            latencies: Sequence[int] = list(map(sub, legs.ended_ns, legs.began_ns))
+        else:
+            latencies = times[tier is Tier.NVME]
+        self.meter.legs(tier, kind, latencies, sum([ref.nbytes for ref in legs.refs]))
+        self.totals(tier, kind, cause, engine, legs, new=new, times_ns=times)
         last = self.edges.phase_of(max(done.finished_ns))
         at_once = last is self.edges.phase_of(min(done.finished_ns))
         for name, column in done.steps:
@@ -325,27 +330,6 @@ class Recorder:
                 continue
             for ended, step_ns in zip(done.finished_ns, column, strict=True):
                 self.steps[StepFlow(self.edges.phase_of(ended), tier, kind, name)].add(step_ns)
-
-    def legs(
-        self,
-        tier: Tier,
-        kind: OpKind,
-        cause: Cause,
-        engine: str,
-        legs: EndedLegs,
-        *,
-        new: bool,
-        times_ns: tuple[Sequence[int], Sequence[int]] | None = None,
-    ) -> None:
-        """Record legs, of at least one operation that has ended. `new`: of blocks that were stored
-        as new. `times_ns`: of legs of one phase, what each took in all and in the device, if that
-        is not all of the time until it ended."""
-        if times_ns is None:
-            latencies: Sequence[int] = list(map(sub, legs.ended_ns, legs.began_ns))
-        else:
-            latencies = times_ns[tier is Tier.NVME]
-        self.meter.legs(tier, kind, latencies, sum([ref.nbytes for ref in legs.refs]))
-        self.totals(tier, kind, cause, engine, legs, new=new, times_ns=times_ns)
 
     def totals(
         self,
@@ -358,7 +342,9 @@ class Recorder:
         new: bool,
         times_ns: tuple[Sequence[int], Sequence[int]] | None = None,
     ) -> None:
-        """Record legs as `legs` does, in what is not of a window alone."""
+        """Record legs, of at least one operation that has ended, in what is not of a window alone.
+        `new`: of blocks that were stored as new. `times_ns`: of legs of one phase, what each took
+        in all and in the device, if that is not all of the time until it ended."""
         if new:
             self.new_bytes += sum([ref.nbytes for ref in legs.refs])
         if tier is Tier.NVME and kind is not OpKind.WRITE:

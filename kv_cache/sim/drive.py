@@ -300,7 +300,7 @@ class Simulation:
             in_flight=intake.in_flight,
             queued=intake.queued,
             oldest_queued_ns=intake.oldest_ns(self.now_ns),
-            behind=self._world.behind.bytes,
+            behind=self._world.behind.taken,
             submitted=intake.submitted,
         )
         phase = self._recorder.edges.phase_of((bins.start_ns + bins.end_ns) // 2)

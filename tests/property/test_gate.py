@@ -16,7 +16,7 @@ def test_who_waits_is_let_in_in_turn_and_woken_once_there_is_room(
 ) -> None:
     """`coming`: the bytes of each who comes, and whether the first who is inside leaves before."""
     signals = Signals()
-    gate = Gate(0, signals, slots=slots, max_bytes=most)
+    gate = Gate(0, signals, slots=slots, most=most)
     inside: list[int] = []
     waiting: dict[Token, int] = {}
     came = let_in = 0
@@ -27,7 +27,7 @@ def test_who_waits_is_let_in_in_turn_and_woken_once_there_is_room(
             assert token == next(iter(waiting)), "somebody was passed"
             inside.append(waiting.pop(token))
             let_in += 1
-        assert (gate.holders, gate.bytes) == (len(inside), sum(inside))
+        assert (gate.holders, gate.taken) == (len(inside), sum(inside))
         assert not slots or len(inside) <= slots
         assert not most or sum(inside) <= most or len(inside) == 1
         if waiting:

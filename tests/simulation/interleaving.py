@@ -195,7 +195,7 @@ class Interleaving:
             semantics=setting.semantics,
             mode=setting.mode,
             stores=Gate(0, self.signals, slots=setting.store_slots),
-            behind=Gate(1, self.signals, slots=setting.behind_slots),
+            behind=Gate(1, self.signals, most=setting.behind_slots),
             through=None if setting.write == "back" else self._through(),
             ahead=None if setting.prefetch == "none" else self._ahead(),
         )
@@ -206,7 +206,7 @@ class Interleaving:
         self.now_ns = 0
 
     def _through(self) -> Through:
-        gate = Gate(2, self.signals, slots=self.setting.through_slots)
+        gate = Gate(2, self.signals, most=self.setting.through_slots)
         return Through(gate=gate, selective=self.setting.write == "through-selective")
 
     def _ahead(self) -> Ahead:
@@ -229,7 +229,7 @@ class Interleaving:
         assert self.cache.idle
         assert len(self.records) == self.asked
         assert not self.world.announced
-        assert self.world.stores.holders == self.world.behind.holders == 0
+        assert self.world.stores.holders == self.world.behind.taken == 0
         assert self.world.through is None or self.world.through.gate.holders == 0
         assert self.world.ahead is None or self.world.ahead.holders == 0
 

@@ -106,7 +106,7 @@ class Run:
             semantics=SERVING,
             mode=RunMode.PREFILL_ONLY,
             stores=Gate(0, signals),
-            behind=Gate(1, signals, slots=8),
+            behind=Gate(1, signals, most=8),
         )
         persona = Persona(
             name="alike",

@@ -67,7 +67,7 @@ class Run:
             semantics=SERVING,
             mode=RunMode.STANDARD,
             stores=Gate(0, signals),
-            behind=Gate(1, signals, slots=8),
+            behind=Gate(1, signals, most=8),
         )
         config = UsersConfig(
             num_users=self.users, personas=(self._alike(),), qos=ONE_CLASS, geometry=GEOMETRY

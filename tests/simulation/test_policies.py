@@ -35,7 +35,7 @@ Arrange = Callable[[World, Signals], None]
 
 def through(*, selective: bool = False, slots: int = 8) -> Arrange:
     def arrange(world: World, signals: Signals) -> None:
-        world.through = Through(gate=Gate(2, signals, slots=slots), selective=selective)
+        world.through = Through(gate=Gate(2, signals, most=slots), selective=selective)
 
     return arrange
 

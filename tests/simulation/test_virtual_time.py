@@ -133,7 +133,7 @@ def simulated(
         semantics=semantics,
         mode=mode,
         stores=Gate(0, signals),
-        behind=Gate(1, signals, slots=8),
+        behind=Gate(1, signals, most=8),
     )
     arrange(world, signals)
     run = Run()

@@ -210,8 +210,8 @@ class Place:
             cache=self.cache,
             semantics=semantics,
             mode=mode,
-            stores=Gate(0, signals, slots=store_slots, max_bytes=store_bytes),
-            behind=Gate(1, signals, max_bytes=behind_slots),
+            stores=Gate(0, signals, slots=store_slots, most=store_bytes),
+            behind=Gate(1, signals, most=behind_slots),
         )
         self.children: list[Life] = []
 
@@ -234,8 +234,8 @@ class Place:
         self.cache.check()
         assert self.cache.idle
         assert not self.world.announced
-        assert self.world.stores.holders == self.world.stores.bytes == 0
-        assert self.world.behind.holders == 0
+        assert self.world.stores.holders == self.world.stores.taken == 0
+        assert self.world.behind.holders == self.world.behind.taken == 0
         return said
 
     def keep(self, names: str) -> None:
