@@ -92,7 +92,7 @@ def clocks(e: Evidence, t: Thresholds) -> Iterator[Look]:
 
 def _impossible(e: Evidence, t: Thresholds) -> Iterator[Look]:
     """What no time can hold: more of cores than they have, a disk busy for longer than it. The
-    counters are read a little before a window and after it, later where the program is late."""
+    counters are read a little after each end of a window, later where the program is late."""
     counted, window = e.number("clock.counted_s"), e.number("completeness.window_s")
     if not counted or not window:
         return
