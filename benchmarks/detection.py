@@ -87,8 +87,8 @@ WAYS = [
         ("overlay in the place of a device", "V5", "test_an_overlay_is_named"),
     )),
     *(Way(what, rules, f"{_VERIFY}::{name}", Origin.REVIEW) for what, rules, name in (
-        ("result whose window was halved, resealed", "verify",
-         "test_a_window_that_was_halved_holds_more_time_than_there_is"),
+        ("result whose window was quartered, resealed", "verify",
+         "test_a_window_that_was_quartered_holds_more_time_than_there_is"),
         ("number that was forged and resealed", "verify",
          "test_a_forged_number_is_told_though_the_hashes_fit"),
         ("any value of a result changed", "verify", "test_any_value_that_is_changed_is_noticed"),

@@ -9,14 +9,16 @@ object fits into a buffer; other names are found, made and closed as ever.
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.leg_timer import LegTimer
+from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import ABORTED, CopyRef, Move, Read, Write
 from kv_cache.core.errors import StoreError
-from kv_cache.core.kinds import OpKind
+from kv_cache.core.kinds import OpKind, Tier
 from kv_cache.core.units import PAGE_BYTES
 from kv_cache.tiers import native
 from kv_cache.tiers.base import (
@@ -109,10 +111,12 @@ class BatchMover:
 
     def __init__(
         self, transfers: native.Transfers, payload: Payload, clock: MonotonicClock,
-        abort: native.AbortFlag, reads: Does,
+        abort: native.AbortFlag, reads: Does, pulse: StoreCalls,
     ) -> None:  # fmt: skip
-        """`reads` says what is verified of a read. So many pieces as `transfers` is deep may be in
-        flight of all calls together, beside one of each."""
+        """`reads` says what is verified of a read. `pulse` counts what storage moves. So many
+        pieces as `transfers` is deep may be in flight of all calls together, beside one of
+        each."""
+        self.pulse = pulse
         self.transfers, self.payload, self._clock = transfers, payload, clock
         self._abort, self.reads = abort, reads
         self._spare, self._lock = transfers.depth - 1, threading.Lock()
@@ -194,7 +198,7 @@ class BatchMover:
         does = done_to(Does.WRITE if writes else self.reads, how)
         pieces = list(self._pieces(0, end.spans, ref, offset, n, buffer.address, does))
         timer.begin()
-        for moved in self._run(PieceTable(pieces), how=how, writes=writes):
+        for moved in self._run(PieceTable(pieces), ref.tier, how=how, writes=writes):
             if moved.began_ns:
                 timer.made(*self._calls(moved))
             if moved.error:
@@ -202,21 +206,33 @@ class BatchMover:
                 raise _error(moved.error, ref, writes=writes)
         return n
 
-    def _run(self, table: PieceTable, *, how: Capability, writes: bool) -> list[Moved]:
-        self.transfer(table, how=how, writes=writes)
+    def _run(self, table: PieceTable, tier: Tier, *, how: Capability, writes: bool) -> list[Moved]:
+        self.transfer(table, tier, how=how, writes=writes)
         return table.moved()
 
-    def transfer(self, table: PieceTable, *, how: Capability, writes: bool) -> None:
-        """Transfer pieces that are in memory of their own, as a store of these capabilities has
-        it."""
-        if self.by_ring(how, writes=writes):
-            self.through_ring(table)
-        else:
-            self.share_out(table, apart=0, slots=self.at_once(how))
+    def transfer(
+        self,
+        table: PieceTable,
+        tier: Tier,
+        *,
+        how: Capability,
+        writes: bool,
+        apart: int = 0,
+        slots: int | None = None,
+    ) -> None:
+        """Transfer the rows of a table as a tier's store of these capabilities has it: through a
+        ring, or by `slots` threads (as many as there are), each with a place of its own in memory,
+        which are `apart` bytes from each other."""
+        kind = OpKind.WRITE if writes else OpKind.READ
+        with self.pulse.moving(kind, table) if tier is Tier.NVME else nullcontext():
+            if self.by_ring(how, writes=writes):
+                self._through_ring(table)
+            else:
+                slots = self.at_once(how) if slots is None else slots
+                self.transfers.share_out(table, self._abort, apart=apart, slots=slots)
 
-    def through_ring(self, table: PieceTable) -> None:
-        """Transfer the rows of a table through a ring, as many at a time as there is depth to
-        spare."""
+    def _through_ring(self, table: PieceTable) -> None:
+        """Transfer as many rows at a time as there is depth to spare."""
         with self._lock:
             more = max(0, min(self._spare, table.count - 1))
             self._spare -= more
@@ -233,11 +249,6 @@ class BatchMover:
     def at_once(self, how: Capability) -> int:
         """Return how many threads move objects of one call of a store of these capabilities."""
         return self.transfers.depth if Capability.AT_ONCE in how else 1
-
-    def share_out(self, table: PieceTable, *, apart: int, slots: int) -> None:
-        """Transfer the rows of a table: by so many threads, each with a place of its own in memory,
-        which are `apart` bytes from each other."""
-        self.transfers.share_out(table, self._abort, apart=apart, slots=slots)
 
     def tell(self, one: Batched, rows: Iterable[tuple[Piece, Moved]]) -> None:
         """Note what became of the pieces of an object that were moved."""
@@ -276,7 +287,7 @@ class BatchMover:
                 chunk.of.rows = _RowRange(table, first, end)
                 goes_on = partial(table.goes_on_since_ns, first, end)
             chunk.of.timer.begin_outside(goes_on)
-        results = self._run(table, how=how, writes=writes)
+        results = self._run(table, live[0].of.ref.tier, how=how, writes=writes)
         for piece, chunk, moved in zip(pieces, owners, results, strict=True):
             self._tell(chunk, piece, moved, writes=writes)
 

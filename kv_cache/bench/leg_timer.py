@@ -108,7 +108,8 @@ class LegTimer:
         self.made(began_ns, ended_ns, nbytes)
 
     def made(self, began_ns: int, ended_ns: int, nbytes: int) -> None:
-        """A call was made whose instants were taken outside the interpreter."""
+        """A call was made whose instants were taken outside the interpreter, where its bytes were
+        counted as well (`StoreCalls.moving`)."""
         self.calling = False
         self.device_ns += max(0, ended_ns - max(began_ns, self._covered_ns))
         self._covered_ns = self._last_ns = max(ended_ns, self._covered_ns)
@@ -116,7 +117,6 @@ class LegTimer:
             self._chunks.append(IoChunk(ended_ns, nbytes))
         if self.on_storage:
             self._pulse.ended(began_ns, ended_ns)
-            self._pulse.moved(self.kind, nbytes)
 
     def stepped(self, name: str, began_ns: int, ended_ns: int, *, well: bool) -> None:
         """A step of the leg's file was made among the calls of others; not `well`: it failed, or

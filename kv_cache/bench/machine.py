@@ -1,6 +1,6 @@
 """What a run takes from the machine: storage and threads, and what watches the machine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from kv_cache.core.seed import Seed
 from kv_cache.core.units import MIB
 from kv_cache.tiers import native
 from kv_cache.tiers.base import Capability, Store
+from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.gpu import GpuStore
 from kv_cache.tiers.payload import Payload
 
@@ -97,13 +98,12 @@ def open_machine(
     tracer = _open_tracer(devices, opening.closing) if config.monitor.latency_tracing else None
     payload = Payload(Seed(plan.seed).child("payload"), config.io.buffer_mib * MIB)
     verify = Verify(config.io.verify)
-    batches = native_batches(payload, state.clock, verify, opening.abort, config.io.threads)
+    depth, pulse = config.io.threads, answers.pulse
+    batches = native_batches(payload, state.clock, verify, opening.abort, depth, pulse)
     background = BACKGROUND_THREADS + _prefetchers(config)
     pools = stores.load_buffers, stores.store_buffers
     if batches is not None:
-        batches.transfers.open_crew()
-        if _uses_rings(config):
-            take_rings(batches.transfers, workers(config) + config.io.threads + background, *pools)
+        _open_native(batches, config, workers(config) + depth + background, pools)
     mover = Mover(
         stores.by_tier,
         payload,
@@ -113,7 +113,7 @@ def open_machine(
         opening.abort,
         page_cache=witness.page_cache,
         rehearse=plan.rehearse,
-        pulse=answers.pulse,
+        pulse=pulse,
         batches=batches,
     )
     drive = Drive(
@@ -155,6 +155,15 @@ def _data_path(stores: Mapping[Tier, Store], batches: BatchMover | None) -> str:
     if Tier.NVME in refused:
         return f"python: {refused[Tier.NVME]}"
     return "; ".join(["native", *(f"python from and to {tier.label}" for tier in refused)])
+
+
+def _open_native(
+    batches: BatchMover, config: Config, threads: int, pools: Iterable[BufferPool]
+) -> None:
+    """Open what native transfers by so many threads need."""
+    batches.transfers.open_crew()
+    if _uses_rings(config):
+        take_rings(batches.transfers, threads, *pools)
 
 
 def _open_tracer(devices: Sequence[str], closing: ExitStack) -> "Tracer":

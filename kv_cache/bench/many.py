@@ -24,7 +24,6 @@ from kv_cache.bench.batches import (
 )
 from kv_cache.bench.clock import MonotonicClock
 from kv_cache.bench.probes.pagecache import PageCacheSampler, SampledPages
-from kv_cache.bench.store_calls import StoreCalls
 from kv_cache.core.effect import CopyRef, Delete, Leg, Move, Read, Write
 from kv_cache.core.errors import StoreError
 from kv_cache.core.kinds import Cause, OpKind, Tier
@@ -330,8 +329,8 @@ class PlacedMoves:
 class PlacedMover:
     """Moves placed objects, for any number of threads."""
 
-    def __init__(self, batches: BatchMover, pulse: StoreCalls) -> None:
-        self._batches, self._pulse = batches, pulse
+    def __init__(self, batches: BatchMover) -> None:
+        self._batches, self._pulse = batches, batches.pulse
 
     def copy(
         self, moves: PlacedMoves, pool: BufferPool, *, source: Capability, target: Capability
@@ -346,14 +345,14 @@ class PlacedMover:
             reading.lay_out(batches.payload, does, buffer.address, 0, apart)
             self._pulse.enter_many(moves)
             try:
-                batches.transfer(reading.table, how=source, writes=False)
+                batches.transfer(reading.table, reading.tier, how=source, writes=False)
                 if moves.begin_writing():
                     writing, does = moves.writing, done_to(Does.WRITE, target)
                     assert writing is not None
                     writing.lay_out(
                         batches.payload, does, buffer.address, 0, apart, slots=moves.read
                     )
-                    batches.transfer(writing.table, how=target, writes=True)
+                    batches.transfer(writing.table, writing.tier, how=target, writes=True)
             finally:
                 self._pulse.leave_many(moves)
         finally:
@@ -383,10 +382,9 @@ class PlacedMover:
                 payload.fill(buffer, slots * pages, tint)
             self._pulse.enter_many(objects)
             try:
-                if ring:
-                    batches.through_ring(objects.table)
-                else:
-                    batches.share_out(objects.table, apart=apart, slots=slots)
+                batches.transfer(
+                    objects.table, objects.tier, how=how, writes=writes, apart=apart, slots=slots
+                )
             finally:
                 self._pulse.leave_many(objects)
         finally:

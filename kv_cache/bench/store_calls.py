@@ -1,13 +1,14 @@
 """Which calls of stores are in flight, when storage last ended one, and how many bytes its calls
 have moved.
 
-Threads report to it by a few plain assignments, as it is on the data path; nothing here takes a
-lock or looks at a device.
+Threads report to it by a few plain assignments, as it is on the data path; nothing here looks at a
+device, or takes a lock but once for all that native code moves in a call.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Set
-from threading import get_ident
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
+from threading import Lock, get_ident
 from typing import Protocol
 
 from kv_cache.core.effect import Leg
@@ -42,6 +43,13 @@ class CallsOfMany(Protocol):
         """Return those that have begun and not ended."""
 
 
+class MovingTable(Protocol):
+    """What native code works off."""
+
+    def moved_bytes(self) -> int:
+        """Return how many bytes it has moved so far."""
+
+
 class StoreCalls:
     """Written by the threads that perform operations, read by those that watch."""
 
@@ -51,6 +59,9 @@ class StoreCalls:
         self._ended_ns = 0
         self._silences: list[Silence] = []
         self._moved: dict[int, Counter[OpKind]] = {}  # by thread: no two add to one
+        self._tables: dict[MovingTable, OpKind] = {}  # that are worked off now
+        self._moved_by_tables = Counter[OpKind]()
+        self._lock = Lock()  # of these two: what a table has moved is in one of them
 
     def enter(self, call: Call) -> None:
         self._calls.add(call)
@@ -65,14 +76,13 @@ class StoreCalls:
         self._many.discard(calls)
 
     def ended_many(self, done: OpsDone) -> None:
-        """As `ended` of all calls of storage of many operations, and `moved`."""
+        """As `ended` of all calls of storage of many operations."""
         ended_ns = done.moved_ns or done.finished_ns
         if max(ended_ns) - self._ended_ns < LEAST_NS:
             self._ended_ns = max(self._ended_ns, *ended_ns)
         else:
             for now_ns, began_ns in sorted(zip(ended_ns, done.started_ns, strict=True)):
                 self.ended(began_ns, now_ns)
-        self.moved(done.kind, sum(ref.nbytes for ref in done.refs))
 
     def ended(self, began_ns: int, now_ns: int) -> None:
         """A call of storage ended, which had begun at `began_ns`. Of two threads here at once both
@@ -82,8 +92,21 @@ class StoreCalls:
             oldest_ns = min([began_ns, *self._begun()])
             self._silences.append(Silence(max(before_ns, oldest_ns), now_ns))
 
+    @contextmanager
+    def moving(self, kind: OpKind, table: MovingTable) -> Iterator[None]:
+        """Native code works off a table of storage: what it has moved counts from then on, as the
+        kernel counts it. A batch may be of hundreds of MB."""
+        with self._lock:
+            self._tables[table] = kind
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._tables[table]
+                self._moved_by_tables[kind] += table.moved_bytes()
+
     def moved(self, kind: OpKind, nbytes: int) -> None:
-        """A call of storage has moved bytes."""
+        """A call of storage has moved bytes, in no table."""
         thread = get_ident()
         mine = self._moved.get(thread)
         if mine is None:
@@ -91,8 +114,13 @@ class StoreCalls:
         mine[kind] += nbytes
 
     def bytes_moved(self) -> tuple[int, int]:
-        """Return the bytes (read, written) of all calls of storage that have ended."""
-        rows = list(self._moved.values())
+        """Return the bytes (read, written) of all calls of storage that have ended, each object of
+        a table by itself."""
+        with self._lock:
+            by_tables = self._moved_by_tables.copy()
+            for table, kind in self._tables.items():
+                by_tables[kind] += table.moved_bytes()
+        rows = [by_tables, *list(self._moved.values())]
         return sum(row[OpKind.READ] for row in rows), sum(row[OpKind.WRITE] for row in rows)
 
     def silences(self, now_ns: int) -> list[Silence]:

@@ -96,6 +96,7 @@ def native_batches(
     verify: Verify,
     abort: AbortFlag,
     depth: int = 1,
+    pulse: StoreCalls | None = None,
 ) -> BatchMover | None:
     """Return the native transfers of a mover with these parts, which may have `depth` of a call's
     in flight at a time; None if they were not built."""
@@ -103,7 +104,7 @@ def native_batches(
     if isinstance(library, str):
         return None
     transfers = native.Transfers(library, payload.noise, depth=depth)
-    return BatchMover(transfers, payload, clock, abort, _VERIFIED[verify])
+    return BatchMover(transfers, payload, clock, abort, _VERIFIED[verify], pulse or StoreCalls())
 
 
 class Mover:
@@ -127,7 +128,8 @@ class Mover:
         """`rehearse`: for a store that keeps nothing, stamp and verify all the same, so that all
         that is left out is the storage. `pulse` is told of every operation. `batches` moves what
         can be moved by positional calls; None moves it as the rest, by taps and sinks."""
-        self._pulse = pulse or StoreCalls()
+        self._pulse = pulse or (StoreCalls() if batches is None else batches.pulse)
+        assert batches is None or batches.pulse is self._pulse, "what is moved is counted once"
         self._rehearse = rehearse
         self._page_cache = page_cache
         self._stores = stores
@@ -142,7 +144,7 @@ class Mover:
         checks = verify is not Verify.OFF
         self._verifies = {tier: checks and has for tier, has in self._has_data.items()}
         self.batches = batches
-        self._many = None if batches is None else PlacedMover(batches, self._pulse)
+        self._many = None if batches is None else PlacedMover(batches)
         self._in_batches = {
             tier: batches is not None and batches.refusal(store) is None
             for tier, store in stores.items()

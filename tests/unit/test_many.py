@@ -1,11 +1,13 @@
 """Many operations in one call, told in arrays: each is what it would be alone."""
 
+import ctypes
 import errno
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import sub
 from pathlib import Path
 from typing import Any, cast
@@ -33,10 +35,11 @@ from kv_cache.tiers import native
 from kv_cache.tiers.base import Capability, Names, Place, PlacedStore, Span, Store
 from kv_cache.tiers.buffers import BufferPool
 from kv_cache.tiers.memory import MemoryStore
-from kv_cache.tiers.native import ROW, AbortFlag
+from kv_cache.tiers.native import ROW, AbortFlag, Does, Piece, PieceTable
 from kv_cache.tiers.nvme import layouts, open_storage
 from kv_cache.tiers.nvme.striped import Striped
 from kv_cache.tiers.payload import MISMATCH, Payload
+from tests.cli import wait_for
 
 CAPACITY = 4 * MIB
 BUFFER = 256 * KIB
@@ -79,7 +82,8 @@ class Rig:
         self.pools = BufferPool(2, BUFFER), BufferPool(2, BUFFER)
         self.above = MemoryStore(Tier.CPU, CAPACITY)
         self.sampler = PageCacheSampler(sampled) if sampled else None
-        batches = None if by_python else native_batches(PAYLOAD, clock, verify, self.abort, 4)
+        batches = native_batches(PAYLOAD, clock, verify, self.abort, 4, self.pulse)
+        batches = None if by_python else batches
         self.mover = Mover(
             {Tier.NVME: self.store, Tier.CPU: self.above}, PAYLOAD, *self.pools, clock, verify,
             self.abort,
@@ -467,6 +471,40 @@ def test_what_a_call_moved_before_it_failed_is_counted(single: Rig) -> None:
         "truncated", [4 * PAGE_BYTES],
     )  # fmt: skip
     assert single.pulse.bytes_moved()[0] - before == 36 * PAGE_BYTES
+
+
+def test_what_a_call_of_many_has_moved_so_far_is_counted_while_it_goes_on(
+    single: Rig, tmp_path: Path
+) -> None:
+    """A batch may be of hundreds of MB, of which the kernel counts each read as it is made: counted
+    whole at its end, memory seemed to answer in a window's first seconds (V6). The second object's
+    file is a pipe, which opens when somebody writes to it."""
+    data, pipe = tmp_path / "data", tmp_path / "pipe"
+    data.write_bytes(bytes(PAGE_BYTES))
+    os.mkfifo(pipe)
+    memory = bytearray(PAGE_BYTES)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    name = os.fsencode(pipe) + b"\0"
+    batches = single.mover.batches
+    assert batches is not None
+    with data.open("rb") as file:
+        rows = [
+            Piece(0, Does.READ, file.fileno(), 0, PAGE_BYTES, address, 0, 0, 0),
+            Piece(1, Does.OPEN, -1, os.O_RDONLY, 0, native.address_of(name), 0, 0, 0),
+            Piece(1, Does.CLOSE, -1, 0, 0, native.address_of(name), 0, 0, 0),
+        ]
+        table = PieceTable(rows)
+        call = partial(batches.transfer, table, Tier.NVME, how=Capability.NONE, writes=False)
+        thread = threading.Thread(target=call)
+        thread.start()
+        try:
+            wait_for(lambda: single.pulse.bytes_moved() == (PAGE_BYTES, 0))
+            assert thread.is_alive()
+        finally:
+            os.close(os.open(pipe, os.O_WRONLY))
+            thread.join()
+    assert [moved.error for moved in table.moved()] == [0, 0, 0]
+    assert single.pulse.bytes_moved() == (PAGE_BYTES, 0)
 
 
 def test_objects_in_pieces_are_told_with_all_of_their_calls(single: Rig) -> None:

@@ -87,6 +87,8 @@ SHORT, WRONG, ABORTED, LEFT_OUT = -1, -2, -3, -4
 _ASKED, _MOVED = "5q4Q", "5q"
 _ROW = struct.Struct(f"={_ASKED}{_MOVED}")
 _ASKED_FIELDS, _FIELDS = len(Piece._fields), len(Piece._fields + Moved._fields)
+_DOES_AT = Piece._fields.index("does")
+_NBYTES_AT = _ASKED_FIELDS + Moved._fields.index("nbytes")
 _BEGAN = struct.Struct("=q")
 
 ROW = np.dtype(
@@ -135,6 +137,12 @@ class PieceTable:
             moved.ended_ns or (moved.error and not moved.began_ns)
             for _, moved in map(self.row, range(first, end))
         )
+
+    def moved_bytes(self) -> int:
+        """Return how many bytes have been moved so far; steps move none."""
+        values = memoryview(self.rows).cast("q")
+        does, moved = (values[at::_FIELDS].tolist() for at in (_DOES_AT, _NBYTES_AT))
+        return sum([nbytes for done, nbytes in zip(does, moved, strict=True) if not done & STEPS])
 
     def columns(self) -> list[list[int]]:
         """Return what became of all pieces, by the fields of `Moved`."""
