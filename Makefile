@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Half the time of all tests goes into waiting; what the tests of a file share is made once, and one
 # worker takes the files that would disturb each other (tests/conftest.py).
-WORKERS := -n 5 --dist loadscope --no-loadscope-reorder
+WORKERS := -n 4 --dist loadscope --no-loadscope-reorder
 
 .PHONY: native run check test pytest nightly lint bench clean
 
@@ -23,7 +23,7 @@ check: $(VENV)/test.stamp
 test: $(VENV)/test.stamp
 	+$(MAKE) --no-print-directory -j 2 lint pytest
 
-# First one process writes the bytecode that five would each make at once.
+# First one process writes the bytecode that four would each make at once.
 pytest: native
 	-@$(BIN)/python -m pytest -q --collect-only $(TESTS) > /dev/null
 	$(BIN)/python -m pytest -q $(WORKERS) $(TESTS)
