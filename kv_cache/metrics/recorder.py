@@ -316,11 +316,8 @@ class Recorder:
         tier, kind, cause, engine = done.tier, done.kind, done.cause, done.engine
         legs = EndedLegs(done.moved_ns or done.finished_ns, done.started_ns, done.refs)
         times = (done.total_ns, done.device_ns) if done.moved_ns else None
-        if times is None:
-            latencies: Sequence[int] = list(map(sub, legs.ended_ns, legs.began_ns))
-        else:
-            latencies = times[tier is Tier.NVME]
-        self.meter.legs(tier, kind, latencies, sum([ref.nbytes for ref in legs.refs]))
+        took = times[tier is Tier.NVME] if times else list(map(sub, legs.ended_ns, legs.began_ns))
+        self.meter.legs(tier, kind, took, sum([ref.nbytes for ref in legs.refs]))
         self.totals(tier, kind, cause, engine, legs, new=new, times_ns=times)
         last = self.edges.phase_of(max(done.finished_ns))
         at_once = last is self.edges.phase_of(min(done.finished_ns))
