@@ -5,11 +5,14 @@ Reading fails to None and parsing is pure; what a value means is decided by the 
 
 import os
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from kv_cache.core.mounts import Mount, parse_mounts
 from kv_cache.tiers.native import library, read_files
+
+_PIECE_BYTES = 1 << 16
 
 
 def text_of(path: Path) -> str | None:
@@ -19,8 +22,11 @@ def text_of(path: Path) -> str | None:
     whose name is not UTF-8 breaks no run and compares equal to its path.
     """
     try:
-        with open(path, "rb", buffering=0) as file:  # no text layer: watchers read all the time
-            return os.fsdecode(file.read())
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # half the calls of a file object's
+        try:
+            return os.fsdecode(b"".join(iter(partial(os.read, fd, _PIECE_BYTES), b"")))
+        finally:
+            os.close(fd)
     except OSError:
         return None
 

@@ -50,6 +50,8 @@ def _mount(line: str) -> Mount:
 
 def _unescape(text: str) -> str:
     """The kernel writes blanks and backslashes as three octal digits."""
+    if "\\" not in text:  # as nearly always
+        return text
     return re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits.group(1), 8)), text)
 
 

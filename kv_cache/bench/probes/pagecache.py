@@ -27,6 +27,10 @@ _OWN_PAGES = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})
 stacked one (overlay, FUSE passthrough) cachestat sees an empty file while its pages are
 cached one floor below; mincore follows them there."""
 
+_Extent, _Counts = ctypes.c_uint64 * 2, ctypes.c_uint64 * 5
+_Statfs = ctypes.c_ulong * 32  # of at most 120 bytes
+"""Made once: to make such a type takes as long as to ask."""
+
 
 class PageStates(Struct, frozen=True, kw_only=True):
     """Pages of a range of a file that are cached, of those dirty, and being written back."""
@@ -75,18 +79,15 @@ def page_states(fd: int, offset: int, nbytes: int) -> PageStates | None:
         return PageStates(cached=0, dirty=0, writeback=0)
     if _CACHESTAT is None or _file_system(fd) not in _OWN_PAGES:
         return None
-    extent = (ctypes.c_uint64 * 2)(offset, nbytes)
-    counts = (ctypes.c_uint64 * 5)()
-    number, descriptor, flags = (ctypes.c_long(value) for value in (_CACHESTAT, fd, 0))
-    if libc().syscall(number, descriptor, ctypes.byref(extent), ctypes.byref(counts), flags) != 0:
+    extent, counts, flags = _Extent(offset, nbytes), _Counts(), ctypes.c_long(0)
+    if libc().syscall(ctypes.c_long(_CACHESTAT), ctypes.c_long(fd), extent, counts, flags) != 0:
         return None  # an older kernel, a sandbox, or a file of another user
     return PageStates(cached=counts[0], dirty=counts[1], writeback=counts[2])
 
 
 def _file_system(fd: int) -> int | None:
-    """Return the file system's magic number, the first word of a `struct statfs` (at most 120
-    bytes)."""
-    status = (ctypes.c_ulong * 32)()
+    """Return the file system's magic number, the first word of a `struct statfs`."""
+    status = _Statfs()
     return None if libc().fstatfs(fd, ctypes.byref(status)) else status[0] & 0xFFFFFFFF
 
 

@@ -40,25 +40,51 @@ class Throttles(Struct, frozen=True, kw_only=True):
     cgroups: tuple[str, ...] = ()  # whose counters these are
 
 
+class _Cgroups:
+    """The cgroups that this process is in at one look."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._cgroups = text_of(root / "proc/self/cgroup") or ""
+        mounts = (text_of(root / "proc/self/mountinfo") or "").splitlines()
+        self._mounts = "\n".join(line for line in mounts if " - cgroup" in line)
+
+    def directories(self, controller: str) -> tuple[int, tuple[str, ...]]:
+        return cgroup_directories(controller, self._cgroups, self._mounts)
+
+    def reads(self, directory: str) -> Reads:
+        return lambda name: text_of(self.root / directory.lstrip("/") / name)
+
+    def texts(self, controller: str, names: Callable[[int], tuple[str, ...]]) -> list[str]:
+        """Read the first of the files that exists, at each level."""
+        version, directories = self.directories(controller)
+        contents = []
+        for directory in directories:
+            texts = map(self.reads(directory), names(version))
+            contents.append(next((text for text in texts if text is not None), None))
+        return [text for text in contents if text is not None]
+
+
 Stay = tuple[Throttles, Throttles]
 """The first and the last look at the same cgroups."""
 
 
 def read_throttles(root: Path = Path("/")) -> Throttles:
     """Read all limits and their counters; `root` is where /proc and /sys are."""
-    cpu = [cpu_stat(text) for text in _texts(root, "cpu", lambda version: ("cpu.stat",))]
-    events = [memory_events(text) for text in _texts(root, "memory", _memory_files)]
+    cgroups = _Cgroups(root)
+    cpu = [cpu_stat(text) for text in cgroups.texts("cpu", lambda version: ("cpu.stat",))]
+    events = [memory_events(text) for text in cgroups.texts("memory", _memory_files)]
     return Throttles(
         cpu_throttled_periods=_sum(periods for periods, _ in cpu),
         cpu_throttled_ns=_sum(ns for _, ns in cpu),
         memory_limit_events=_sum(events),
-        memory_stalled_ns=_memory_stalled_ns(root),
-        io_limits=io_limits_now(root),
+        memory_stalled_ns=_memory_stalled_ns(cgroups),
+        io_limits=_io_limits_now(cgroups),
         governor=_governor(root),
         turbo=turbo(
             text_of(root / _CPU / "intel_pstate/no_turbo"), text_of(root / _CPU / "cpufreq/boost")
         ),
-        cgroups=tuple(d for c in ("cpu", "memory") for d in _directories(root, c)[1]),
+        cgroups=tuple(d for c in ("cpu", "memory") for d in cgroups.directories(c)[1]),
     )
 
 
@@ -91,8 +117,9 @@ def over(stays: Sequence[Stay]) -> dict[str, Any]:
 def usable_cores(root: Path = Path("/")) -> float:
     """Return the cores that this process may use: those it may run on, or fewer if a cgroup has a
     quota."""
-    version, directories = _directories(root, "cpu")
-    limits = (cpu_limit(version, _reads(root, directory)) for directory in directories)
+    cgroups = _Cgroups(root)
+    version, directories = cgroups.directories("cpu")
+    limits = (cpu_limit(version, cgroups.reads(directory)) for directory in directories)
     return min([float(usable_cpus()), *(limit for limit in limits if limit is not None)])
 
 
@@ -175,13 +202,13 @@ def _governor(root: Path) -> str | None:
     return ", ".join(sorted({text.strip() for text in texts if text})) or None
 
 
-def io_limits_now(root: Path = Path("/")) -> tuple[str, ...]:
+def _io_limits_now(cgroups: _Cgroups) -> tuple[str, ...]:
     """List the limits of every device: `vda read_bps=1000 (/sys/fs/cgroup/a)`."""
-    version, directories = _directories(root, "blkio")
+    version, directories = cgroups.directories("blkio")
     return tuple(
-        f"{block_device(device, root) or device} {kind}={limit} ({directory})"
+        f"{block_device(device, cgroups.root) or device} {kind}={limit} ({directory})"
         for directory in directories
-        for device, limits in io_limits(version, _reads(root, directory))
+        for device, limits in io_limits(version, cgroups.reads(directory))
         for kind, limit in limits.items()
         if limit is not None
     )
@@ -193,30 +220,12 @@ def _memory_files(version: int) -> tuple[str, ...]:
     return ("memory.failcnt",) if version == 1 else ("memory.events.local", "memory.events")
 
 
-def _memory_stalled_ns(root: Path) -> int | None:
-    version, directories = _directories(root, "memory")
-    text = _reads(root, directories[0])("memory.pressure") if version == 2 and directories else None
-    stalled = totals_us(text or text_of(root / "proc/pressure/memory") or "").get("some")
+def _memory_stalled_ns(cgroups: _Cgroups) -> int | None:
+    version, directories = cgroups.directories("memory")
+    per_cgroup = version == 2 and directories
+    text = cgroups.reads(directories[0])("memory.pressure") if per_cgroup else None
+    stalled = totals_us(text or text_of(cgroups.root / "proc/pressure/memory") or "").get("some")
     return None if stalled is None else stalled * NS_PER_US
-
-
-def _texts(root: Path, controller: str, names: Callable[[int], tuple[str, ...]]) -> list[str]:
-    """Read the first of the files that exists, at each level."""
-    version, directories = _directories(root, controller)
-    contents = []
-    for directory in directories:
-        texts = map(_reads(root, directory), names(version))
-        contents.append(next((text for text in texts if text is not None), None))
-    return [text for text in contents if text is not None]
-
-
-def _reads(root: Path, directory: str) -> Reads:
-    return lambda name: text_of(root / directory.lstrip("/") / name)
-
-
-def _directories(root: Path, controller: str) -> tuple[int, tuple[str, ...]]:
-    cgroups, mounts = (text_of(root / "proc/self" / name) for name in ("cgroup", "mountinfo"))
-    return cgroup_directories(controller, cgroups or "", mounts or "")
 
 
 def _pairs(text: str) -> dict[str, int]:
