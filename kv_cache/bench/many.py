@@ -129,6 +129,12 @@ class PlacedObjects:
                 at_ns = self._clock.of_monotonic(began_ns)
                 yield _RowCall(self.cause, self.kind, self.tier, self.engine, at_ns)
 
+    def has_come(self, number: int) -> bool:
+        """Return whether all bytes of an object were moved, right or wrong, of a table that was
+        worked off."""
+        rows = map(self.table.row, range(*self._rows[number]))
+        return all(moved.error in ALL_MOVED for _, moved in rows)
+
     def alone(self, number: int) -> "AloneAfterAll | None":
         """Return what became of one object; None while it is moved, or before."""
         if not self._rows:
@@ -261,9 +267,8 @@ class PageLooks:
     def look_again(self, objects: PlacedObjects) -> None:
         """Look at those whose bytes have all come."""
         for ref, place, before in self._looked:
-            one = objects.alone(objects.refs.index(ref))
             assert self._sampler is not None
-            if one is not None and all(moved.error in ALL_MOVED for _, moved in one.rows):
+            if objects.has_come(objects.refs.index(ref)):
                 self._sampler.after(before, place.spans)
 
 

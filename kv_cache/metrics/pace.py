@@ -92,14 +92,15 @@ class BytesOverTime:
         within = last > start and (end is None or last <= end)
         if within:
             self._slot(last - start - 1)  # from here on slots stay as long as they are
+        within = within and min(legs.began_ns) >= start
         side, slot_ns, nbytes, byte_ns = self._sides[kind], self._slot_ns, 0, 0
-        for ended, since, ref in zip(*legs, strict=True):
-            size, began = ref.nbytes, min(since, ended - 1)
+        slots, sizes = side.slots, [ref.nbytes for ref in legs.refs]
+        for ended, began, size in zip(legs.ended_ns, legs.began_ns, sizes, strict=True):
             slot = (ended - 1 - start) // slot_ns
-            if within and began >= start and (began - start) // slot_ns == slot:
-                side.slots[slot] += size
+            if within and (began - start) // slot_ns == slot:
+                slots[slot] += size
                 nbytes += size
-                byte_ns += (ended - began) * size
+                byte_ns += (ended - began or 1) * size
             else:
                 self.call(kind, IoChunk(ended, size), began, start, end)
         side.nbytes += nbytes

@@ -61,7 +61,7 @@ class Payload:
     """The bytes of every copy of a run, in pieces of at most `buffer_bytes`."""
 
     def __init__(self, seed: Seed, buffer_bytes: int) -> None:
-        self._salt = seed.bits(32)
+        self._salted = hashlib.blake2b(digest_size=24, key=seed.bits(32))
         self._buffer_bytes = buffer_bytes
         noise = np.random.Generator(np.random.SFC64(seed.integer()))
         flat = np.frombuffer(noise.bytes(buffer_bytes), np.uint64)
@@ -91,7 +91,7 @@ class Payload:
 
     def firsts(self, refs: Sequence[CopyRef]) -> list[tuple[int, ...]]:
         """Return the three words of the stamp of the first page, or sector, of each copy."""
-        return [_hashed(ref.key, ref.version, self._salt) for ref in refs]
+        return [self._stamp_of(ref.key, ref.version) for ref in refs]
 
     def stamps_from(self, firsts: Words, numbers: npt.NDArray[Any]) -> Words:
         """Return the three words of each of many stamps: `numbers` pages, or sectors, after those
@@ -191,17 +191,17 @@ class Payload:
         name = ref.key, ref.version
         last, hashed = self._last  # asked for the same copy several times in a row
         if last != name:
-            hashed = _hashed(*name, self._salt)
+            hashed = self._stamp_of(*name)
             self._last = (name, hashed)
         return hashed
 
+    def _stamp_of(self, key: bytes, version: int) -> tuple[int, ...]:
+        hashed = self._salted.copy()
+        hashed.update(key + version.to_bytes(8, "little"))
+        return _THREE_WORDS.unpack(hashed.digest())
+
     def _tint(self, hashed: tuple[int, ...], offset: int) -> int:
         return (hashed[0] + offset // self._buffer_bytes) % TINTS
-
-
-def _hashed(key: bytes, version: int, salt: bytes) -> tuple[int, ...]:
-    name = key + version.to_bytes(8, "little")
-    return _THREE_WORDS.unpack(hashlib.blake2b(name, digest_size=24, key=salt).digest())
 
 
 def _units(words: Words, nbytes: int) -> Words:

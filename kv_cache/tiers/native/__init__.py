@@ -142,6 +142,8 @@ class PieceTable:
         """Return how many bytes have been moved so far; steps move none."""
         values = memoryview(self.rows).cast("q")
         does, moved = (values[at::_FIELDS].tolist() for at in (_DOES_AT, _NBYTES_AT))
+        if not any(map(STEPS.__and__, does)):
+            return sum(moved)
         return sum([nbytes for done, nbytes in zip(does, moved, strict=True) if not done & STEPS])
 
     def columns(self) -> list[list[int]]:
