@@ -223,10 +223,10 @@ class Mover:
             yield from self._perform_alike(ops)
             return
         for _, group in groupby(ops, self._batch_kind):
-            yield from self._perform_alike(list(group))
+            part = list(group)
+            yield from self._perform_alike(part) if alike(part) else map(self.perform, part)
 
     def _perform_alike(self, same: Any) -> Iterator[OpDone | OpsDone]:
-        """Perform operations that are alike, or of those that are not moved in batches."""
         if self._are_placed(same):
             return self._move_placed(same)
         if self._are_freed(same):
@@ -258,7 +258,7 @@ class Mover:
     def _are_freed(self, same: Sequence[Op]) -> bool:
         """Return whether such operations are deletes that ask no device."""
         free = isinstance(same[0], Delete) and self._stores[same[0].copy.tier].removal == FREE
-        return free and len(same) >= _MANY and alike(same)
+        return free and len(same) >= _MANY
 
     def _batch_kind(self, op: Op) -> _Kind | None:
         source, target = op.source.tier, op.target.tier

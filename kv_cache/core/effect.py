@@ -82,7 +82,7 @@ def alike(ops: Sequence[Op]) -> bool:
         way = _way(first)
         return all(_way(op) == way for op in ops)
     tier, cause, copies = first.copy.tier, first.cause, cast("Sequence[Read]", ops)
-    return all(op.copy.tier is tier and op.cause is cause for op in copies)
+    return not [op for op in copies if op.copy.tier is not tier or op.cause is not cause]
 
 
 def _way(op: Op) -> tuple[Tier, Tier, Cause]:

@@ -115,6 +115,7 @@ class PieceTable:
         """Each is the values of a `Piece`."""
         self.count = len(pieces)
         self.rows = bytearray(_ROW.size * len(pieces))
+        self._values = memoryview(self.rows).cast("q")
         _table_of(self.count).pack_into(self.rows, 0, *chain.from_iterable(pieces))
 
     @property
@@ -140,15 +141,15 @@ class PieceTable:
 
     def moved_bytes(self) -> int:
         """Return how many bytes have been moved so far; steps move none."""
-        values = memoryview(self.rows).cast("q")
-        does, moved = (values[at::_FIELDS].tolist() for at in (_DOES_AT, _NBYTES_AT))
+        does = self._values[_DOES_AT::_FIELDS].tolist()
+        moved: list[int] = self._values[_NBYTES_AT::_FIELDS].tolist()
         if not any(map(STEPS.__and__, does)):
             return sum(moved)
         return sum([nbytes for done, nbytes in zip(does, moved, strict=True) if not done & STEPS])
 
     def columns(self) -> list[list[int]]:
         """Return what became of all pieces, by the fields of `Moved`."""
-        values = memoryview(self.rows).cast("q")
+        values = self._values
         return [values[at::_FIELDS].tolist() for at in range(_ASKED_FIELDS, _FIELDS)]
 
     def row(self, number: int) -> tuple[Piece, Moved]:
@@ -157,9 +158,8 @@ class PieceTable:
 
     def fail(self, error: int) -> None:
         """Nothing was done, for that reason."""
-        values = memoryview(self.rows).cast("q")
-        for at in range(_FIELDS - 1, len(values), _FIELDS):
-            values[at] = error
+        for at in range(_FIELDS - 1, len(self._values), _FIELDS):
+            self._values[at] = error
 
     def moved(self) -> list[Moved]:
         return list(map(Moved._make, zip(*self.columns(), strict=True)))
