@@ -38,6 +38,14 @@ PREFETCHES = ("none", "on-arrival", "next-in-session")
 DISCIPLINES = ("fifo", "fair-share")
 WORKLOADS = ("sessions", "agents", "poisson", "trace")
 LAWS = ("fixed", "uniform", "exponential")
+JUDGED_BY = (
+    "goodput.per_s", "goodput.share", "ttft_ms.p50", "ttft_ms.p95", "ttft_ms.p99",
+    "ttft_with_transfer_ms.p50", "ttft_with_transfer_ms.p95", "ttft_with_transfer_ms.p99",
+    "itl_ms.p50", "itl_ms.p99", "tpot_ms.p50", "tpot_ms.p99", "e2e_ms.p50", "e2e_ms.p99",
+    "queue_ms.p50", "queue_ms.p99", "rates.finished_per_s", "rates.output_tokens_per_s",
+    "blocks.hit_ratio",
+)  # fmt: skip
+"""Numbers by which variants may be called better."""
 DRAWN_REQUESTS = 1000
 
 
@@ -653,6 +661,10 @@ class Scenario:
 
     name: str = opt("unnamed", "Name of the scenario")
     question: str = opt("none", "The question that it answers, in one sentence")
+    judged_by: str | None = opt(
+        None, "The number that decides which variant is best; if not given, goodput where there "
+        "are SLOs, else TTFT p95, or block hits where misses take no time", choices=JUDGED_BY,
+    )  # fmt: skip
     seed: int = opt(42, "Seed of everything that is drawn", low=0, high=2**32 - 1)
     model: ModelSection = field(default_factory=ModelSection)
     workload: WorkloadSection = field(default_factory=WorkloadSection)

@@ -20,6 +20,7 @@ from kv_cache.config.scenario import (
     LengthsSection,
     ModelSection,
     Scenario,
+    SloSection,
     TierSection,
     WireSection,
     WorkloadSection,
@@ -162,7 +163,8 @@ def _problems(scenario: Scenario) -> Iterator[str]:
     yield from _batches(scenario)
     yield from _work(scenario)
     yield from _classes(scenario)
-    yield from _policies(scenario)
+    yield from _network(scenario)
+    yield from _judged_by(scenario)
 
 
 def _model(scenario: Scenario) -> Iterator[str]:
@@ -363,12 +365,21 @@ def _wire(scenario: Scenario, path: str, wire: WireSection) -> Iterator[str]:
         yield f"{path} leads from {wire.a} to itself; give it two ends"
 
 
-def _policies(scenario: Scenario) -> Iterator[str]:
+def _network(scenario: Scenario) -> Iterator[str]:
     network = scenario.network
     if network.tail_probability and network.tail_multiplier == 1:
         yield (
             f"network.tail_probability is {network.tail_probability:g}, but the tail is no slower "
             "(tail_multiplier 1); raise the multiplier, or set the probability to 0"
+        )
+
+
+def _judged_by(scenario: Scenario) -> Iterator[str]:
+    named = scenario.judged_by or ""
+    if named.startswith("goodput.") and scenario.slo == SloSection():
+        yield (
+            f"judged_by is {named}, but no SLO says which requests are good; set an option of slo, "
+            "or judge by another number"
         )
 
 

@@ -523,7 +523,7 @@ def _require(path: object, value: Any, base: Scenario, source: str, key: str) ->
         inside = path.removeprefix(f"{table}.")
         if inside != path or path == table:
             _require_named(table, inside, base, where)
-    if path in ("name", "question", "seed") and source != "--set":
+    if path in ("name", "question", "judged_by", "seed") and source != "--set":
         raise ConfigError(f"{where}: {path} does not vary; seeds: N repeats with other seeds")
     if any(option.startswith(f"{path}.") for option in _DEFAULTS):
         raise ConfigError(f"{where}: {path} is a section; give an option of it")

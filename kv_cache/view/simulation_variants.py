@@ -39,7 +39,6 @@ from kv_cache.view.parts import (
 )
 
 _MOST_LINES = 8
-_BY_PATH = {measure.path: measure for measure in JUDGED}
 
 
 def label(variant: SimVariant) -> str:
@@ -153,7 +152,7 @@ def pivots(facts: SimFacts, variants: Sequence[SimVariant], options: Options) ->
     }
     if len(columns) < 2 or len(rows) < 2 or len(cells) < len(rows) * len(columns):
         return []
-    measures = dict.fromkeys((_BY_PATH[facts.verdict.by], HIT_RATIO))
+    measures = dict.fromkeys((JUDGED[facts.verdict.by], HIT_RATIO))
     return [
         Table(
             title=f"{measure.label} by {options.name(down)} and {options.name(across)}",
@@ -292,23 +291,23 @@ def sends(variants: Sequence[SimVariant]) -> bool:
 
 
 def behind(facts: SimFacts, variants: Sequence[SimVariant]) -> list[Table]:
-    """How far each variant is behind the best one, by the measure of the verdict, TTFT (with the
-    transfer, where state was sent) and hits."""
+    """How far each variant is behind the best one, by the measure of the verdict, goodput, TTFT
+    (with the transfer, where state was sent) and hits."""
     ttft = TTFT_WITH_TRANSFER if sends(variants) else TTFT
-    paths = dict.fromkeys((facts.verdict.by, ttft[1].path, HIT_RATIO.path))
+    paths = dict.fromkeys((facts.verdict.by, GOODPUT.path, ttft[1].path, HIT_RATIO.path))
     some = {p: v for p in paths if (v := facts.verdict.measures.get(p)) is not None and v.leads}
     if not some:
         return []
     columns = [
         ShownColumn(f"{m.label}, {'points' if m.unit == '%' else m.unit}".rstrip(", "))
-        for m in (_BY_PATH[path] for path in some)
+        for m in (JUDGED[path] for path in some)
     ]
     rows: list[list[Cell]] = [
         [
             label(variant),
             *(
                 "best" if verdict.first == variant.variant
-                else _lead(_BY_PATH[path], (verdict.leads or {}).get(f"{variant.variant}"))
+                else _lead(JUDGED[path], (verdict.leads or {}).get(f"{variant.variant}"))
                 for path, verdict in some.items()
             ),
         ]
@@ -343,7 +342,7 @@ def lead_chart(
     whole = None if best is None else best.mean(facts.verdict.by)
     if verdict is None or best is None or not whole:
         return []
-    measure, rows = _BY_PATH[facts.verdict.by], []
+    measure, rows = JUDGED[facts.verdict.by], []
     for variant in variants:
         lead = (verdict.leads or {}).get(f"{variant.variant}")
         if lead is not None:

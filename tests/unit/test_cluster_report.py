@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.queues import is_claimed, judged
-from kv_cache.config.scenario import Scenario
+from kv_cache.config.scenario import JUDGED_BY, Scenario
 from kv_cache.core.errors import UsageError
 from kv_cache.core.text import as_json
 from kv_cache.files.cluster_events import LINES, EventLog
@@ -41,7 +41,13 @@ from kv_cache.result.simulation.facts import (
 )
 from kv_cache.result.simulation.judge import verdict, warnings
 from kv_cache.result.simulation.limits import NOT_MODELLED
-from kv_cache.result.simulation.measures import HIT_RATIO, TTFT
+from kv_cache.result.simulation.measures import (
+    GOODPUT,
+    HIT_RATIO,
+    JUDGED,
+    TTFT,
+    TTFT_WITH_TRANSFER,
+)
 from kv_cache.sim.cluster.counts import ClusterCounts
 from kv_cache.sim.cluster.facts import facts, instance_columns, series_columns, spread_ms
 from kv_cache.sim.cluster.outcome import (
@@ -437,6 +443,22 @@ def test_a_promise_is_no_measure_where_misses_take_no_time() -> None:
 
 def test_where_nothing_takes_time_hits_are_what_is_compared() -> None:
     assert with_reach(slower=(0.0, 0.0), requests=2000, promised=False)["by"] == HIT_RATIO.path
+
+
+def test_a_verdict_goes_by_the_number_that_the_scenario_names() -> None:
+    variants = document(slower=(2.0, 1.0, 3.0), requests=2000)["kv_cache"]["variants"]
+    assert verdict(variants, [])["by"] == GOODPUT.path
+    for variant in variants:
+        variant["scenario"]["judged_by"] = TTFT_WITH_TRANSFER[0].path
+    found = verdict(variants, [])
+    assert (found["by"], found["best"]) == ("ttft_with_transfer_ms.p50", 2)
+    assert found["message"].startswith("best by TTFT with transfer p50 is variant 2")
+    assert GOODPUT.path in found["measures"]
+
+
+def test_a_scenario_may_name_each_number_that_variants_are_judged_by() -> None:
+    numbers = document(requests=2000)["kv_cache"]["variants"][0]["numbers"]
+    assert set(JUDGED) == set(JUDGED_BY) <= set(numbers)
 
 
 def test_a_variant_without_a_number_keeps_all_from_being_ranked() -> None:

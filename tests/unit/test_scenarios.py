@@ -329,6 +329,7 @@ TRACE = {"workload.source": "trace", "workload.trace": "datasets/mooncake_sample
         ({"tiers.write_policy": "through-selective"}, "there is no tier below HBM to write to"),
         ({"tiers.prefetch": "on-arrival"}, "there are no two below it"),
         ({"network.tail_probability": 0.1}, "the tail is no slower"),
+        ({"judged_by": "goodput.share"}, "no SLO says which requests are good"),
         # What is given and not read.
         (
             {"workload.source": "poisson", "workload.turns": [1, 2]},

@@ -57,8 +57,12 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 def headline(variants: Sequence[Json]) -> Measure:
-    """Return goodput if there are SLOs, else the TTFT that 95 % of the requests keep; how many
-    finish if too many do not, and block hits if nothing takes time, or misses take none."""
+    """Return what the scenario names, else goodput if there are SLOs, else the TTFT that 95 % of
+    the requests keep; how many finish if too many do not, and block hits if nothing takes time, or
+    misses take none."""
+    named = variants[0]["scenario"].get("judged_by") if variants else None
+    if named is not None:
+        return JUDGED[named]
     if _free_misses(variants) is not None:
         return HIT_RATIO
     if variants and all(number_of(v, GOODPUT.path) is not None for v in variants):
@@ -74,7 +78,7 @@ def verdict(variants: Sequence[Json], varied: Sequence[str]) -> dict[str, Any]:
     the options in which they differ."""
     first = headline(variants)
     why = no_order(variants, varied)
-    others = [measure for measure in JUDGED if measure is not first]
+    others = [measure for measure in JUDGED.values() if measure is not first]
     findings = [_judged(measure, variants, varied, why) for measure in (first, *others)]
     return {
         "by": first.path,

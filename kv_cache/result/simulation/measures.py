@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from kv_cache.config.scenario import JUDGED_BY
 from kv_cache.core.format import figures, with_half
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.order import Lead
@@ -79,8 +80,10 @@ BUSY = Measure(path="instances.utilisation", label="busy", unit="%", scale=100)
 ACTIVE = Measure(path="instances.active_share", label="active", unit="%", scale=100)
 SKEW = Measure(path="instances.skew", label="skew")
 
-JUDGED = (GOODPUT, GOOD_SHARE, *LATENCIES, FINISHED_RATE, TOKEN_RATE, HIT_RATIO)
-"""Those by which variants may be called better."""
+_MEASURES = (GOODPUT, GOOD_SHARE, *LATENCIES, FINISHED_RATE, TOKEN_RATE, HIT_RATIO)
+_BY_PATH = {measure.path: measure for measure in _MEASURES}
+JUDGED = {path: _BY_PATH[path] for path in JUDGED_BY}
+"""Those by which variants may be called better, by their paths."""
 
 
 # --- facts as flat numbers -------------------------------------------------------------------
