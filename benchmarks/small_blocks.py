@@ -3,7 +3,7 @@
     python benchmarks/small_blocks.py [--groups 5] [--seconds 8] [--only whole] [--layout file]
                                       [--runs 'writes 2 MiB']
 
-Everything is on a block device in RAM, where the client is what counts, in groups of
+All but the last is on a block device in RAM, where the client is what counts, in groups of
 ours-fio-fio-ours (A B B A); a ratio is the median of the groups' with its interval.
 
     alone   reads and stores by the native transfers, 8 objects a call, stamped and verified, of
@@ -18,6 +18,8 @@ ours-fio-fio-ours (A B B A); a ratio is the median of the groups' with its inter
             run had in flight (the median of its windows' means). CPU an operation is that of all
             threads, kernel included; fio's that of its job. What of it the client limits, V13 and
             V25 name.
+    throttled  runs that read, or write, 64 KiB objects on a device whose rate is set, by one user
+            and by four, beside their `twin`: bandwidth, and percentiles of an operation
 """
 
 import argparse
@@ -32,7 +34,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import orjson
@@ -40,11 +44,14 @@ import orjson
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import io_path
-from benchmarks.devices import leave_cleanly_on_sigterm, ram_directory
+from benchmarks.devices import leave_cleanly_on_sigterm, ram_directory, throttled_directory
 from benchmarks.figures import Figure, middle, middle_ratio, percentile, table
 from benchmarks.quiet import awake
 from benchmarks.twin import program
+from kv_cache.app.twin import TwinJob, TwinOptions, checked, run_twin, twin_of
+from kv_cache.core.kinds import OpKind
 from kv_cache.core.units import GIB, MIB
+from kv_cache.files.fio_report import Measured, ours
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE = {64: (0.9, 0.85, 0.85), 256: (0.9, 0.9, 0.85), 1024: (0.9, 0.9, 0.9), 2048: (0.95,) * 3}
@@ -220,6 +227,63 @@ class _Log:
         }  # fmt: skip
 
 
+def throttled(groups: int, seconds: float) -> Iterator[Figure]:
+    """Measure runs on devices of known rates, and their twins beside them."""
+    for megabytes, users, kind in product((150, 350), (4, 1), (OpKind.READ, OpKind.WRITE)):
+        mode = ("--decode-only",) if kind is OpKind.READ else _NEW
+        flags = (*mode, "--object=layer", f"--num-users={users}", "--storage-capacity-gb=1")
+        pairs: list[tuple[Measured, Measured]] = []
+        against_itself: list[float] = []
+        with (
+            throttled_directory(megabytes * 1_000_000, 4) as device,
+            tempfile.TemporaryDirectory() as scratch,
+        ):
+            place = Path(scratch)
+            (place / "users.yaml").write_text(_USERS)
+            for _ in range(groups):
+                first, job = _side_and_twin(place, device, flags, seconds, kind)
+                fio = [_of_fio(job, kind) for _ in range(2)]
+                second, _ = _side_and_twin(place, device, flags, seconds, kind)
+                pairs += zip((first, second), fio, strict=True)
+                against_itself.append(abs(_p(fio[0], 99) / _p(fio[1], 99) - 1))
+                rates = (f"{each.bytes_per_s / 1e6:.1f}" for each in (first, *fio, second))
+                print(kind.value, users, megabytes, *rates, flush=True)
+        name = f"{kind.value}s 64 KiB, {users} at a time, {megabytes} MB/s"
+        for what, most, of in (
+            ("bandwidth", 0.01, lambda side: side.bytes_per_s),
+            ("p50", 0.05, lambda side: _p(side, 50)),
+            ("p99", median(against_itself), lambda side: _p(side, 99)),
+        ):
+            seen = middle([of(a) / of(b) for a, b in pairs])
+            yield Figure(
+                number="throttled", what=f"{what} of {name}", wanted=f"1 +- {most:.3f}",
+                seen=f"{seen} of fio's", met=abs(seen.median - 1) <= most,
+            )  # fmt: skip
+
+
+def _p(side: Measured, percent: float) -> float:
+    value = side.latency_ns[percent]
+    assert value is not None, "too few operations for a percentile"
+    return value
+
+
+def _side_and_twin(
+    place: Path, device: Path, flags: Sequence[str], seconds: float, kind: OpKind
+) -> tuple[Measured, TwinJob]:
+    """Run once; return what it measured of one kind, and the job that does the same."""
+    _run(place, device, flags, seconds)
+    options = TwinOptions(result=str(place / "R.json"), dir=(str(device),), seconds=seconds)
+    twin = twin_of(options)
+    (side,) = (side for side in twin.sides if side.kind is kind)
+    return ours(side, twin.window_s), checked(options, twin)
+
+
+def _of_fio(job: TwinJob, kind: OpKind) -> Measured:
+    result = run_twin(job)
+    assert result.answer is not None, result.problem
+    return result.answer.sides[kind]
+
+
 def _figure(
     number: str, what: str, wanted: float, ratios: Sequence[float], more: str = ""
 ) -> Figure:
@@ -253,7 +317,8 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--layout", default="arena", choices=("arena", "file"))
-    parser.add_argument("--only", nargs="+", choices=("alone", "whole"), default=("alone", "whole"))
+    parts = ("alone", "whole", "throttled")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--runs", nargs="+", choices=list(WHOLE), default=list(WHOLE))
     given = parser.parse_args()
     leave_cleanly_on_sigterm()
@@ -262,6 +327,8 @@ def main() -> None:
         rows += whole(given.groups, given.seconds, given.layout, given.runs)
     if "alone" in given.only:
         rows += alone(given.groups)
+    if "throttled" in given.only:
+        rows += throttled(given.groups, given.seconds)
     print(table(rows))
 
 
