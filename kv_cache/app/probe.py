@@ -34,6 +34,7 @@ from kv_cache.core.units import GIB, MIB, PAGE_BYTES, SECTOR_BYTES, human_bytes
 from kv_cache.files.environment import Reader, captured, filesystem
 from kv_cache.files.keep import Kept, keep
 from kv_cache.files.reading import require_replaceable
+from kv_cache.metrics.intervals import mean_interval
 from kv_cache.metrics.passport import findings_below
 from kv_cache.tiers import native
 from kv_cache.tiers.file_options import FSYNC, LAYOUTS
@@ -353,21 +354,26 @@ def _notes(probed: Probed, environment: Environment) -> Iterator[str]:
                 f"the kernel counted {100 * process / claimed:.1f} % of the bytes of the "
                 f"{kind}s for this process: they were not all moved by a block device"
             )
-    faster = _repeated_over_first(probed.cells)
-    if faster is not None and abs(faster - 1) > _ENOUGH:
-        yield (
-            f"data that was read before came {abs(faster - 1):.0%} "
-            f"{'faster' if faster > 1 else 'slower'} (median): "
-            + ("a cache below this machine holds it" if faster > 1 else "the device is not steady")
-        )
+    yield from repeated_reads(probed.cells)
 
 
-def _repeated_over_first(cells: Sequence[Cell]) -> float | None:
-    """Return how much faster repeated reads are than first ones (median); None if not known."""
-    speeds: dict[tuple[int, int], dict[bool, float]] = {}
+def repeated_reads(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield whether data that was read before came at another rate, if sizes and concurrencies
+    agree on it: on a device that others use too single ones differ by chance."""
+    rates: dict[tuple[int, int], dict[bool, float]] = {}
     for cell in cells:
         if cell.read_share == 1:
-            point = speeds.setdefault((cell.object_bytes, cell.concurrency), {})
+            point = rates.setdefault((cell.object_bytes, cell.concurrency), {})
             point[cell.repeated] = cell.bytes_per_second
-    ratios = sorted(both[True] / both[False] for both in speeds.values() if len(both) == 2)
-    return ratios[len(ratios) // 2] if ratios else None
+    ratios = [math.log(both[True] / both[False]) for both in rates.values() if len(both) == 2]
+    interval = mean_interval(ratios)
+    if interval is None:
+        return
+    low, high = map(math.exp, interval)
+    if low > 1 + _ENOUGH:
+        why = "a cache below this machine holds it"
+    elif high < 1 - _ENOUGH:
+        why = "the device is not steady"
+    else:
+        return
+    yield f"data that was read before came at {low:.2f} to {high:.2f} times the rate: {why}"

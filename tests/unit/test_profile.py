@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_cache.app.probe import repeated_reads
 from kv_cache.bench.probe_cells import Timed, summarise
 from kv_cache.cli.plot import main as plot
 from kv_cache.cli.report import main as report
@@ -468,3 +469,25 @@ def test_a_file_of_yaml_that_is_no_profile_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"its schema is empty \(null\), not kv-cache-profile/1"):
         report([str(file)])
     assert not (tmp_path / "config.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("ratios", "note"),
+    [
+        ([0.834, 0.822, 1.05, 1.065, 0.785, 1.072], None),  # of a disk that others use too
+        ([1.3], None),
+        ([4.8, 5.2, 6.1], "3.94 to 7.23 times the rate: a cache below this machine holds it"),
+        ([0.8, 0.82, 0.79], "0.77 to 0.84 times the rate: the device is not steady"),
+    ],
+)
+def test_a_cache_below_is_named_where_sizes_agree_on_it(
+    ratios: Sequence[float], note: str | None
+) -> None:
+    first = [cell for cell in cells(depths=(1, 4)) if cell.read_share == 1][: len(ratios)]
+    assert len(first) == len(ratios)
+    repeated = [
+        replace(cell, data="repeated", bytes_per_second=ratio * cell.bytes_per_second)
+        for cell, ratio in zip(first, ratios, strict=True)
+    ]
+    said = list(repeated_reads([*first, *repeated]))
+    assert said == ([] if note is None else [f"data that was read before came at {note}"])
