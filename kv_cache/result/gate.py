@@ -9,12 +9,18 @@ from kv_cache.result.metrics import Json
 from kv_cache.result.paths import value_at
 
 
+def verdict_of(section: Json) -> str | None:
+    """Return the verdict of a result of any kind; None if it has none."""
+    verdict = value_at(section, "passport.verdict") or section.get("verdict")
+    return verdict if isinstance(verdict, str) else None  # a simulation's is on its variants
+
+
 def broken(section: Json, level: str | None) -> str | None:
     """Say why a result, by the section `kv_cache` of its document, does not hold at this level;
     None if it does."""
     if level is None:
         return None
-    verdict = value_at(section, "passport.verdict") or section.get("verdict")
+    verdict = verdict_of(section)
     if verdict == Status.INVALID or (level != Status.INVALID and verdict not in (VALID, None)):
         return f"the verdict is {verdict}"
     return next(_missed(section), None) if level == FAIL_ON[-1] else None

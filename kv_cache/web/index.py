@@ -26,6 +26,7 @@ from kv_cache.config.profile import SCHEMA as PROFILE
 from kv_cache.core.errors import PlaceError, UsageError, os_reason
 from kv_cache.files.reading import RESULT_FILE, SECTION
 from kv_cache.files.writing import write_atomically
+from kv_cache.result.gate import verdict_of
 from kv_cache.result.metrics import Json
 from kv_cache.result.paths import number_at, value_at
 from kv_cache.view.identity import doubts, drive_texts, label_of, run_text
@@ -37,7 +38,7 @@ MOST_ROWS = 1000
 _MOST_LEVELS = 5
 _NO_RESULTS = (JOB_FILE, "environment.json")
 _FRESH_S = 1.0
-_VERSION = 2
+_VERSION = 3
 _COLUMNS = (
     "path", "mtime_ns", "size", "kind", "started", "device", "label", "note", "preset", "setup",
     "verdict", "value", "low", "high", "unit", "model", "seed", "fault", "moved",
@@ -282,7 +283,7 @@ def _row(folder: Path, path: str) -> Json:
         "note": notes.note,
         "preset": run_text(section) if value_at(section, "workload") else "",
         "setup": _setup(section),
-        "verdict": value_at(section, "passport.verdict") or "",
+        "verdict": verdict_of(section) or "",
         "value": number_at(section, "headline.bytes_per_second"),
         "low": number_at(section, "headline.within_run.low"),
         "high": number_at(section, "headline.within_run.high"),

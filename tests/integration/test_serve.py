@@ -23,6 +23,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from kv_cache.core.units import GIB
+from kv_cache.result import kinds
 from kv_cache.result.chain import seal
 from kv_cache.web.feed import MOST_WATCHERS
 from kv_cache.web.guard import MOST_JSON_BYTES, MOST_UPLOAD_BYTES
@@ -254,6 +255,19 @@ def test_the_list_names_thresholds_that_were_moved_beside_the_verdict(tmp_path: 
         _, listed = server.ask("/results?fresh=1")
     (row,) = listed["results"]
     assert row["moved"] == "thresholds of the verdict were moved: idle_cores is 1 (0.5 by default)"
+
+
+def test_the_list_has_the_verdict_of_each_kind_of_result(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    for name, schema in (("a.json", kinds.CAPACITY), ("b.json", kinds.PRECONDITIONING)):
+        section = {"schema": schema, "verdict": "invalid", "config": {}}
+        (results / name).write_text(json.dumps(seal({"kv_cache": section}, {})))
+    with serving(tmp_path) as server:
+        _, listed = server.ask("/results?fresh=1")
+    assert {row["kind"]: row["verdict"] for row in listed["results"]} == {
+        "capacity": "invalid", "precondition": "invalid",
+    }  # fmt: skip
 
 
 def test_a_page_is_one_file_that_needs_nothing_else(tmp_path: Path) -> None:
