@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -28,6 +29,7 @@ class Mount(Struct, frozen=True, kw_only=True):
         return f"{self.options},{self.super_options}".split(",")
 
 
+@lru_cache(4)  # looked at once a second, and hardly ever another
 def parse_mounts(text: str) -> tuple[Mount, ...]:
     """Return the lines of a mountinfo, as proc(5) describes them."""
     return tuple(_mount(line) for line in text.splitlines() if " - " in line)
@@ -50,8 +52,6 @@ def _mount(line: str) -> Mount:
 
 def _unescape(text: str) -> str:
     """The kernel writes blanks and backslashes as three octal digits."""
-    if "\\" not in text:  # as nearly always
-        return text
     return re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits.group(1), 8)), text)
 
 

@@ -46,8 +46,7 @@ class _Cgroups:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._cgroups = text_of(root / "proc/self/cgroup") or ""
-        mounts = (text_of(root / "proc/self/mountinfo") or "").splitlines()
-        self._mounts = "\n".join(line for line in mounts if " - cgroup" in line)
+        self._mounts = text_of(root / "proc/self/mountinfo") or ""
 
     def directories(self, controller: str) -> tuple[int, tuple[str, ...]]:
         return cgroup_directories(controller, self._cgroups, self._mounts)
