@@ -84,6 +84,7 @@ WHOLE: Mapping[str, tuple[tuple[str, ...], float]] = {
 """What is run, and what is wanted of fio's rate."""
 MOST_CPU = 2.0
 """Of fio's an operation, in runs of 2 MiB objects that read, or write, alone."""
+RATES_MB = (150, 350)
 _LOGGED_S = 4.0
 _WINDOW_S = 0.1
 
@@ -229,9 +230,15 @@ class _Log:
 
 def throttled(groups: int, seconds: float) -> Iterator[Figure]:
     """Measure runs on devices of known rates, and their twins beside them."""
-    for megabytes, users, kind in product((150, 350), (4, 1), (OpKind.READ, OpKind.WRITE)):
+    for megabytes, users, kind in product(RATES_MB, (4, 1), (OpKind.READ, OpKind.WRITE)):
         mode = ("--decode-only",) if kind is OpKind.READ else _NEW
-        flags = (*mode, "--object=layer", f"--num-users={users}", "--storage-capacity-gb=1")
+        flags = (
+            *mode,
+            "--object=layer",
+            "--layout=arena",
+            f"--num-users={users}",
+            "--storage-capacity-gb=1",
+        )
         pairs: list[tuple[Measured, Measured]] = []
         against_itself: list[float] = []
         with (
