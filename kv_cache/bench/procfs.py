@@ -22,7 +22,7 @@ def text_of(path: Path) -> str | None:
     whose name is not UTF-8 breaks no run and compares equal to its path.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # half the calls of a file object's
+        fd = os.open(path, os.O_RDONLY)  # half the calls of a file object's
         try:
             return os.fsdecode(b"".join(iter(partial(os.read, fd, _PIECE_BYTES), b"")))
         finally:
