@@ -5,7 +5,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from kv_cache.config.scenario import JUDGED_BY
 from kv_cache.core.format import figures, with_half
 from kv_cache.core.units import MISSING
 from kv_cache.metrics.order import Lead
@@ -81,8 +80,7 @@ ACTIVE = Measure(path="instances.active_share", label="active", unit="%", scale=
 SKEW = Measure(path="instances.skew", label="skew")
 
 _MEASURES = (GOODPUT, GOOD_SHARE, *LATENCIES, FINISHED_RATE, TOKEN_RATE, HIT_RATIO)
-_BY_PATH = {measure.path: measure for measure in _MEASURES}
-JUDGED = {path: _BY_PATH[path] for path in JUDGED_BY}
+JUDGED = {measure.path: measure for measure in _MEASURES}
 """Those by which variants may be called better, by their paths."""
 
 
